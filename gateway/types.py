@@ -159,7 +159,8 @@ class Timing:
     """Duration of each stage of a request, for the statistics.
 
     A cache sets either ``cache_hit_ns`` or ``cache_miss_ns``. ``counted`` tells whether the batcher
-    has counted the execution, ``batch_size`` how many elements of one or more requests it had.
+    has counted the execution, ``batch_size`` how many elements of one or more requests it had,
+    ``begun`` whether the request waits for no instance any more.
     """
 
     queue_ns: int = 0
@@ -169,6 +170,7 @@ class Timing:
     cache_hit_ns: int = 0
     cache_miss_ns: int = 0
     counted: bool = False
+    begun: bool = False
     batch_size: int = 0
 
 

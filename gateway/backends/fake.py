@@ -53,6 +53,7 @@ class FakeBackend:
         self._responses = int(parameters.text(self.config, RESPONSES, "1"))
 
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
+        request.timing.begun = True
         if self._delay_seconds:
             await asyncio.sleep(self._delay_seconds)
         if self._error:
@@ -62,6 +63,7 @@ class FakeBackend:
     async def stream(
         self, request: InferRequest, deadline: Deadline
     ) -> AsyncGenerator[InferResponse, None]:
+        request.timing.begun = True
         count = request.parameters.get(RESPONSES, self._responses)
         if type(count) is not int:
             raise InvalidArgument(f"parameter '{RESPONSES}' must be an integer")

@@ -48,7 +48,7 @@ Row = dict[str, Any]
 class Region:
     """A registered part of an open object; closed when its last request has ended.
 
-    A request keeps the regions of its outputs, so it writes them even after they are unregistered.
+    A request keeps its regions, so it writes its outputs even after they are unregistered.
     """
 
     def __init__(self, name: str, key: str, offset: int, byte_size: int, descriptor: int) -> None:
@@ -131,6 +131,8 @@ class SharedMemoryRegions:
     def __init__(self, allowed: bool) -> None:
         self.allowed = allowed
         self._regions: dict[str, Region] = {}
+        #: Unregistered regions of requests in flight, which others may use as long, as in Triton.
+        self._leaving = weakref.WeakValueDictionary[str, Region]()
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Register ``byte_size`` bytes of the object ``key``, from ``offset``, as ``name``.
@@ -145,7 +147,7 @@ class SharedMemoryRegions:
         _check_name(name)
         if name in self._regions:
             raise AlreadyExists(f"shared memory region '{name}' already in manager")
-        if len(self._regions) >= MAX_REGIONS:
+        if len(self._regions) + len(self._leaving) >= MAX_REGIONS:
             raise Unavailable(
                 f"there are {MAX_REGIONS} shared memory regions already; unregister one first"
             )
@@ -162,21 +164,29 @@ class SharedMemoryRegions:
                 f"failed to register shared memory region '{name}': invalid args; the object "
                 f"'{key}' has no {byte_size} bytes from byte {offset} on"
             )
+        self._leaving.pop(name, None)
         self._regions[name] = region
 
     def unregister(self, name: str) -> None:
-        """Remove the region, if it exists; requests in flight still use it.
+        """Remove the region, if it exists, once no request in flight uses it.
 
         Raises:
             Unsupported: shared memory is not allowed.
         """
         self.require_allowed()
-        self._regions.pop(name, None)
+        region = self._regions.pop(name, None)
+        if region is not None:
+            self._leaving[name] = region
 
     def unregister_all(self) -> None:
         """Remove all regions, as ``unregister`` does."""
         self.require_allowed()
+        self._leaving.update(self._regions)
         self._regions.clear()
+
+    def registered(self) -> list[Row]:
+        """The regions that have not been unregistered."""
+        return [region.row() for region in self._regions.values()]
 
     def status(self, name: str = "") -> list[Row]:
         """All regions, or the named one.
@@ -184,9 +194,10 @@ class SharedMemoryRegions:
         Raises:
             NotFound: there is no region of that name.
         """
-        if name and name not in self._regions:
+        regions = {**self._leaving, **self._regions}
+        if name and name not in regions:
             raise NotFound(f"Unable to find system shared memory region: '{name}'")
-        return [region.row() for region in self._regions.values() if name in ("", region.name)]
+        return [region.row() for region in regions.values() if name in ("", region.name)]
 
     def get(self, name: str) -> Region:
         """The region of that name, to read or write.
@@ -196,7 +207,7 @@ class SharedMemoryRegions:
             NotFound: there is no region of that name.
         """
         self.require_allowed()
-        region = self._regions.get(name)
+        region = self._regions.get(name) or self._leaving.get(name)
         if region is None:
             raise NotFound(f"Unable to find shared memory region: '{name}'")
         return region

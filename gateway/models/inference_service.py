@@ -288,9 +288,12 @@ class _RequestInFlight:
             return await answer
 
     def __enter__(self) -> None:
-        """End with the block."""
+        """End with the block; the request waits for an instance until it has begun."""
+        timing = self.request.timing
+        self.version.statistics.waiting[id(timing)] = timing
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        del self.version.statistics.waiting[id(self.request.timing)]
         self.end(error)
 
     def end(self, error: BaseException | None = None) -> None:

@@ -86,7 +86,10 @@ def triton_families(source: StatisticsSource, chosen: MetricsChoice) -> Iterator
         "nv_inference_request_failure", "Failed requests", labels=(*labels, "reason")
     )
     pending = GaugeMetricFamily(
-        "nv_inference_pending_request_count", "Requests awaiting an answer", labels=labels
+        "nv_inference_pending_request_count", "Requests awaiting execution", labels=labels
+    )
+    in_flight = GaugeMetricFamily(
+        "modelport_requests_in_flight", "Requests awaiting an answer", labels=labels
     )
     histogram = HistogramMetricFamily(
         "nv_inference_first_response_histogram_ms", "Time to first response", labels=labels
@@ -94,11 +97,13 @@ def triton_families(source: StatisticsSource, chosen: MetricsChoice) -> Iterator
     for key, statistics in rows:
         for reason, count in statistics.failures.items():
             failures.add_metric((*key, reason), count)
-        pending.add_metric(key, statistics.pending)
+        pending.add_metric(key, statistics.queued)
+        in_flight.add_metric(key, statistics.pending)
         rows_by_bound = _cumulative(statistics.buckets_ms, statistics.first_response)
         histogram.add_metric(key, rows_by_bound, statistics.first_response_ns // 1_000_000)
     yield failures
     yield pending
+    yield in_flight
     if chosen.histogram_latencies:
         yield histogram
         # Who turns the counters off finds nothing whose name begins with theirs, as in Triton.

@@ -110,7 +110,9 @@ class Statistics:
         self.cache_miss = StatisticDuration()
         #: Whether the model has a response cache.
         self.cached = False
+        #: Requests in flight, and the timings of those that were not answered at once.
         self.pending = 0
+        self.waiting: dict[int, Timing] = {}
         self.failures = dict.fromkeys(FAILURE_REASONS, 0)
         self.first_response = [0] * (len(buckets_ms) + 1)
         self.first_response_ns = 0
@@ -120,6 +122,11 @@ class Statistics:
         #: For a decoupled model, by the index of a response.
         self.responses: list[ResponseStatistics] = []
         self._batches: dict[int, _Compute] = {}
+
+    @property
+    def queued(self) -> int:
+        """The number of requests that wait for an instance."""
+        return sum(not timing.begun for timing in self.waiting.values())
 
     def succeeded(self, batch: int, total_ns: int, timing: Timing, streamed: bool = False) -> None:
         """Count an answered request; if ``streamed``, ``responded`` has counted its responses.

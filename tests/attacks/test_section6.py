@@ -500,7 +500,7 @@ def test_9_clients_that_hang_up_leave_the_others_their_own_answers(
 def settle(gateway: Gateway) -> None:
     """Nothing stays behind: the pending count of ``slow`` comes down to 0."""
     until = time.monotonic() + 10
-    pattern = re.compile(r'nv_inference_pending_request_count\{model="slow",version="1"\} (\S+)')
+    pattern = re.compile(r'modelport_requests_in_flight\{model="slow",version="1"\} (\S+)')
     host = f"127.0.0.1:{gateway.metrics_port}"
     while True:
         match = pattern.search(wire.send(host, "GET", "/metrics").body.decode())

@@ -248,7 +248,7 @@ def test_a_region_that_is_unregistered_in_between_fails_cleanly_or_not_at_all(
 def pending(gateway: Gateway, model: str) -> bool:
     text = urllib.request.urlopen(gateway.metrics).read().decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
-    rows = families["nv_inference_pending_request_count"].samples
+    rows = families["modelport_requests_in_flight"].samples
     return any(row.value for row in rows if row.labels["model"] == model)
 
 

@@ -236,7 +236,7 @@ def test_the_clients_own_deadline_ends_the_call(streaming: Gateway) -> None:
 
 def _pending(gateway: Gateway, model: str) -> int:
     text = httpx.get(gateway.metrics).text
-    line = f'nv_inference_pending_request_count{{model="{model}",version="1"}} '
+    line = f'modelport_requests_in_flight{{model="{model}",version="1"}} '
     return int(float(next(row for row in text.splitlines() if row.startswith(line)).split()[-1]))
 
 

@@ -615,6 +615,7 @@ METRICS = (
     "nv_inference_count",
     "nv_inference_exec_count",
     "nv_inference_pending_request_count",
+    "modelport_requests_in_flight",
     "nv_inference_request_duration_us",
     "nv_inference_queue_duration_us",
     "nv_inference_compute_input_duration_us",

@@ -163,7 +163,7 @@ def sigterm_drains(container: Container) -> None:
 
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask, container, "slow")
-        while 'pending_request_count{model="slow",version="1"} 1' not in metrics(container):
+        while 'modelport_requests_in_flight{model="slow",version="1"} 1' not in metrics(container):
             assert not asked.done(), asked.result()
         os.kill(container.pid, signal.SIGTERM)
         assert asked.result() == [1, 2, 3, 4]

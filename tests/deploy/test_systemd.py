@@ -205,7 +205,9 @@ def drained(system: Booted) -> None:
         metrics = (
             "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8002/metrics').read())"
         )
-        while 'pending_request_count{model="slow",version="1"} 1' not in system.python(metrics):
+        while 'modelport_requests_in_flight{model="slow",version="1"} 1' not in system.python(
+            metrics
+        ):
             assert not asked.done(), asked.result()
         assert system.inside("systemctl", "stop", "modelport.service")[0] == 0
         assert asked.result() == "[1.0, 2.0, 3.0, 4.0]"

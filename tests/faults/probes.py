@@ -189,9 +189,10 @@ def answer(gateway: Gateway, model: str = "m", number: int | str = "") -> tuple[
 
 
 def metric(gateway: Gateway, name: str, **labels: str) -> float:
-    """The value of ``nv_inference_<name>`` for these labels."""
+    """The value of a metric of the gateway's, or of ``nv_inference_<name>``, for these labels."""
+    full = name if name.startswith("modelport_") else f"nv_inference_{name}"
     for line in httpx.get(gateway.metrics).text.splitlines():
-        if line.startswith(f"nv_inference_{name}{{") and all(
+        if line.startswith(f"{full}{{") and all(
             f'{key}="{value}"' in line for key, value in labels.items()
         ):
             return float(line.rpartition(" ")[2])

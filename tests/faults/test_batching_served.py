@@ -154,7 +154,7 @@ def long(http: Ask) -> int:
 
 def pending(gateway: Gateway, model: str, number: int) -> None:
     eventually(
-        lambda: probes.metric(gateway, "pending_request_count", model=model) == number,
+        lambda: probes.metric(gateway, "modelport_requests_in_flight", model=model) == number,
         f"{number} pending",
     )
 

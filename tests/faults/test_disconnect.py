@@ -31,7 +31,9 @@ def metric(gateway: Gateway, name: str, **labels: str) -> float:
 
 
 def pending(gateway: Gateway, number: int) -> None:
-    eventually(lambda: metric(gateway, "pending_request_count") == number, f"{number} pending")
+    eventually(
+        lambda: metric(gateway, "modelport_requests_in_flight") == number, f"{number} pending"
+    )
 
 
 def ask(gateway: Gateway, turns: int) -> socket.socket:

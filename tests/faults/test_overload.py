@@ -47,7 +47,7 @@ def count(gateway: Gateway, n: int, **parameters: Any) -> httpx.Response:
 
 def pending(gateway: Gateway, number: int) -> None:
     eventually(
-        lambda: probes.metric(gateway, "pending_request_count", model="count") == number,
+        lambda: probes.metric(gateway, "modelport_requests_in_flight", model="count") == number,
         f"{number} pending",
     )
 

@@ -41,7 +41,7 @@ from tests.server import Gateway, serving
 from tests.thorough import sampled, thorough
 
 TRIALS = int(os.environ.get("MODELPORT_TRIALS", "2"))
-PENDING = "pending_request_count"
+PENDING = "modelport_requests_in_flight"
 
 
 def slow_config(seconds: float) -> str:

@@ -342,7 +342,7 @@ def test_a_request_in_flight_on_a_version_that_is_unloaded_gets_its_answer(
     model.repository.slow(1.0, model.name)
     assert model.load().status_code == 200
     reply = background(model.ask)
-    pending = "pending_request_count"
+    pending = "modelport_requests_in_flight"
     eventually(lambda: probes.metric(gateway, pending, model=model.name) == 1, "in flight")
     assert probes.unload(gateway, model.name).status_code == 200
     assert reply.result(60).status_code == 200
@@ -362,7 +362,7 @@ def test_a_slow_request_on_one_model_does_not_hold_up_another_models_release(
         client.request("POST", f"/v2/models/{slow.name}/infer", json.dumps(probes.ONE))
 
         def in_flight() -> bool:
-            pending = "pending_request_count"
+            pending = "modelport_requests_in_flight"
             return probes.metric(polling.gateway, pending, model=slow.name) == 1
 
         eventually(in_flight, "in flight")

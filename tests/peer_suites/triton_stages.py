@@ -335,17 +335,13 @@ STAGES = (
         select="test_load_new_model_version",
         settings={"PYTHONDONTWRITEBYTECODE": "True"},
     ),
-    *(
-        Stage(
-            *("L0_model_update/instance_update_test.py", lifecycle.with_instances),
-            (*EXPLICIT, "--log-verbose", "2", *flags),
-            label=f"rate limit {mode}",
-            environment={"MODEL_LOG_DIR": "{folder}", "RATE_LIMIT_MODE": mode},
-            settings={"MODEL_LOG_DIR": "{folder}", "PYTHONDONTWRITEBYTECODE": "True"},
-            log=f"instance_update_test.rate_limit_{mode}.server.log",
-            seconds=120,
-        )
-        for mode, *flags in (("off",),)
+    Stage(
+        *("L0_model_update/instance_update_test.py", lifecycle.with_instances),
+        (*EXPLICIT, "--log-verbose", "2"),
+        select="not instance_resource",
+        environment={"MODEL_LOG_DIR": "{folder}", "RATE_LIMIT_MODE": "off"},
+        settings={"MODEL_LOG_DIR": "{folder}", "PYTHONDONTWRITEBYTECODE": "True"},
+        seconds=120,
     ),
     Stage(
         *("L0_simple_ensemble/ensemble_backpressure_test.py", schedules.backpressure),

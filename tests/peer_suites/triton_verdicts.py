@@ -88,6 +88,7 @@ NOT_APPLICABLE = {
         *("backend_output_detail", "query", "passive_instance", "register", "batch_custom"),
         *("triton_repo_agent", "repoagent_checksum", "async_work_queue", "response_statistics"),
     ),
+    "L0_iterative_sequence": _CODE,
     "L0_python_api": "Triton's in-process API",
     "L0_mlflow": "Triton's own plugin for MLflow",
     **_each(
@@ -174,7 +175,6 @@ NOT_RUN = {
 
 _RESCHEDULING = "requests that are rescheduled (iterative_sequence, set_release_flags)"
 NOT_SUPPORTED = {
-    "L0_iterative_sequence": _RESCHEDULING,
     **_each(
         "errors that end a stream (metadata triton_grpc_error)",
         *(f"{_PY_LIFE}::test_triton_grpc_error_", "decoupled_delayed", "error_on"),
@@ -186,7 +186,14 @@ NOT_SUPPORTED = {
     "[bls_request_rescheduling]": _RESCHEDULING,
     "L0_backend_python/python_based_backends": "python-based backends (a backend's folder with "
     "model.py)",
-    "L0_rate_limiter": "the rate limiter (--rate-limit)",
+    **_each(
+        "the rate limiter (--rate-limit)",
+        "L0_",
+        *(
+            "rate_limiter",
+            "model_update/instance_update_test.py::TestInstanceUpdate::test_instance_r",
+        ),
+    ),
     **_each(
         "responses of a decoupled step that overlap in the next steps (max_inflight_requests)",
         "L0_simple_ensemble/ensemble_backpressure_test.py::Ensemble",
@@ -204,7 +211,6 @@ _UNKNOWN = "models deleted from the disk are not remembered: they are 'not found
 _UNCACHED = "an ensemble is not cached: its answers would outlive the models of its steps"
 _STRINGS = "TorchScript has no strings"
 _ENDED = "requests on their way when the signal comes are answered, or refused with a message"
-_WAITING = "also counts the requests that are executing"
 EXPECTED_FAILURES = {
     f"{_READINESS}::TestModelReadiness::test_model_not_ready": "a killed worker has been started "
     "again before the test asks",
@@ -254,12 +260,9 @@ EXPECTED_FAILURES = {
     f"{_QUEUE}::test_policy_reject": "an ensemble's failure has the reason of its step, not OTHER",
     f"{_QUEUE}::test_priority_with_policy": "a batch of a "
     "preferred size is filled with any requests that make it up, so that fewer wait",
-    "L0_metrics/metrics_queue_size_test.py": _WAITING,
     f"{_CACHE}::EnsembleCacheTest::test_ensemble_top_level": _UNCACHED,
     f"{_CACHE}::EnsembleCacheTest::test_ensemble_all_models": _UNCACHED,
     f"{_CACHE}::EnsembleCacheTest::test_ensemble_cache_insertion": _UNCACHED,
-    f"{_SHM}::TestSharedMemoryUnregister::test_unregister_shm_during": "a region in use leaves the "
-    "list at once, and memory after its last request",
     **_each(
         "small chunks are limited in proportion to what they carry, not to 65,536",
         "L0_http/http_request_many_chunks.py::HTTPRequestManyChunksTest::test_chunked_infer_",

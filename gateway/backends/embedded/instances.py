@@ -138,6 +138,7 @@ class Instances:
         else:
             now_ns = time.perf_counter_ns()
             request.timing.queue_ns += now_ns - job.queued_ns
+            request.timing.begun = True
             if request.span is not None:
                 request.span.child("queue", job.queued_ns, now_ns)
             try:

@@ -71,6 +71,7 @@ class GraphBackend:
 
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         started = time.perf_counter_ns()
+        request.timing.begun = True  # its steps wait for their models
         state = self._state(request)
         await self._advance(self._wanted(request), state, request, deadline)
         request.timing.compute_infer_ns = time.perf_counter_ns() - started
@@ -80,6 +81,7 @@ class GraphBackend:
         self, request: InferRequest, deadline: Deadline
     ) -> AsyncGenerator[InferResponse, None]:
         """Yield one response for each response of the last decoupled step."""
+        request.timing.begun = True
         results = self._branch(self._wanted(request), self._state(request), request, deadline)
         async with contextlib.aclosing(results):
             async for state in results:

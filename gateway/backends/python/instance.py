@@ -204,7 +204,7 @@ class Instance:
 
     def _unhealthy(self, reason: str) -> str:
         """The end of the process in Triton's words."""
-        return f"Stub process '{self.name}' is not healthy: {reason}"
+        return f"Stub process '{self.name}' is not healthy. {reason}"
 
     def _restart_in(self, seconds: float) -> None:
         if not self.closed:
@@ -344,12 +344,14 @@ class Instance:
             for member in members:
                 member.settle(error, True)
             return
+        begins = self.concurrent or not self._batches
         self._last += len(members)
         self._batches[first] = RunningBatch(members, now)
         for number, member in enumerate(members, first):
             member.number, member.instance = number, self
             member.sent_at = now
             member.request.timing.queue_ns += now_ns - member.queued_ns
+            member.request.timing.begun = begins
             if member.request.span is not None:
                 member.request.span.child("queue", member.queued_ns, now_ns)
             self._outstanding[number] = member
@@ -399,7 +401,10 @@ class Instance:
         self._mean_seconds += 0.2 * (seconds - self._mean_seconds)
         self._crashes = 0
         if self._batches and not self.concurrent:
-            next(iter(self._batches.values())).started_at = now
+            following = next(iter(self._batches.values()))
+            following.started_at = now
+            for member in following.members:
+                member.request.timing.begun = True
         offset, nanoseconds = 0, int(seconds * 1e9)
         for member, row in zip(batch.members, rows, strict=True):
             if row is None:

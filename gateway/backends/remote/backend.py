@@ -210,6 +210,7 @@ class RemoteBackend:
 
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         started = time.perf_counter_ns()
+        request.timing.begun = True  # it waits at its server
         via_header.CURRENT.set(request.via)  # the task of a batch may belong to another request
         spans.UPSTREAM.set(request.span)
 
@@ -237,6 +238,7 @@ class RemoteBackend:
         """
         server = self._server
         assert isinstance(server, StreamingClient)  # checked at load
+        request.timing.begun = True
         via_header.CURRENT.set(request.via)
         spans.UPSTREAM.set(request.span)
         answers: AsyncGenerator[RemoteResponse, None]

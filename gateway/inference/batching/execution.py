@@ -38,6 +38,7 @@ class BatchRunner:
         for waiting in members:
             request = waiting.request
             request.timing.queue_ns += started - waiting.queued_ns
+            request.timing.begun = True
             if request.span is not None:
                 request.span.child("queue", waiting.queued_ns, started)
         if len(members) == 1:

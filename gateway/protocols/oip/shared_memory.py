@@ -41,11 +41,13 @@ class SharedTensors:
     server copy one region any number of times.
     """
 
-    __slots__ = ("_left_bytes", "_max_bytes", "_regions", "places")
+    __slots__ = ("_left_bytes", "_max_bytes", "_regions", "_used", "places")
 
     def __init__(self, regions: SharedMemoryRegions, max_bytes: int) -> None:
         self._regions = regions
         self._left_bytes = self._max_bytes = max_bytes
+        #: The regions of inputs: they are listed until the end of the request.
+        self._used: list[Region] = []
         #: Region, offset and size for each output.
         self.places: dict[str, tuple[Region, int, int]] = {}
 
@@ -75,6 +77,7 @@ class SharedTensors:
                 "a request (--http-max-input-size)"
             )
         self._left_bytes -= byte_size
+        self._used.append(region)
         return raw_tensors.decode(name, datatype, shape, region.read(offset, byte_size), model)
 
     def expect(self, name: str, parameters: Mapping[str, Parameter]) -> None:
@@ -137,7 +140,7 @@ class SharedMemory:
         self.regions = regions
         self._control = control
         self._max_input_bytes = max_input_bytes
-        control.register(_REGISTER, self._register, state=regions.status, restore=self._restore)
+        control.register(_REGISTER, self._register, state=regions.registered, restore=self._restore)
         control.register(_UNREGISTER, self._unregister)
         control.register(_WITHDRAW, self._withdraw)
 
@@ -194,13 +197,13 @@ class SharedMemory:
 
     async def _withdraw(self, row: Row) -> None:
         """Undo a registration that failed, but keep another region of that name."""
-        if row in self.regions.status():
+        if row in self.regions.registered():
             self.regions.unregister(row["name"])
 
     async def _restore(self, arguments: dict[str, Any]) -> None:
         """Restore the regions of another worker; a region that no longer exists is skipped."""
         wanted = {row["name"]: row for row in arguments["state"]}
-        have = {row["name"]: row for row in self.regions.status()}
+        have = {row["name"]: row for row in self.regions.registered()}
         for name in have:
             if have[name] != wanted.get(name):
                 self.regions.unregister(name)

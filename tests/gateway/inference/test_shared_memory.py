@@ -160,6 +160,26 @@ def test_a_name_is_given_once(regions: SharedMemoryRegions, new_object: NewObjec
     assert regions.status("r")[0]["offset"] == 4
 
 
+def test_a_region_in_use_is_listed_and_usable_until_its_last_request_has_ended(
+    regions: SharedMemoryRegions, new_object: NewObject
+) -> None:
+    for name in ("used", "idle"):
+        regions.register(name, new_object(), 0, SIZE)
+    first, second = (SharedTensors(regions, SIZE) for _ in range(2))
+    place = {"shared_memory_region": "used", "shared_memory_byte_size": 8}
+    first.read("x", Datatype.FP32, (2,), place)
+    regions.unregister_all()
+    assert [row["name"] for row in regions.status()] == ["used"]
+    assert regions.registered() == []
+    second.expect("y", place)  # a request that comes meanwhile
+    del first
+    assert [row["name"] for row in regions.status()] == ["used"]
+    del second
+    assert regions.status() == []
+    with pytest.raises(NotFound):
+        regions.get("used")
+
+
 def test_the_number_of_regions_is_limited(
     regions: SharedMemoryRegions, new_object: NewObject
 ) -> None:

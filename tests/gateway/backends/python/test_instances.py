@@ -133,6 +133,32 @@ def test_a_request_in_flight_ends_on_the_instance_that_is_removed(
     assert len(processes(gateway, "plain")) == 1
 
 
+def test_pending_requests_are_those_that_wait_for_an_instance(
+    gateway: Gateway, repository: Path, tmp_path: Path
+) -> None:
+    assert scale(gateway, repository, "plain", group(1)) == ""
+    code = f"while not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)\n{PROCESS}"
+
+    def found(metric: str) -> float:
+        with urllib.request.urlopen(gateway.metrics) as answer:
+            (line,) = (
+                line
+                for line in answer.read().decode().splitlines()
+                if line.startswith(f'{metric}{{model="plain"')
+            )
+        return float(line.rpartition(" ")[2])
+
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(ask, gateway, code, "plain") for _ in range(3)]
+        while found("modelport_requests_in_flight") < 3:
+            pass
+        pending = found("nv_inference_pending_request_count")
+        (tmp_path / "go").touch()
+        assert [each.result()[0] for each in asked] == [200] * 3
+    assert pending == 2
+    assert found("nv_inference_pending_request_count") == 0
+
+
 @pytest.mark.parametrize("name", ["direct", "oldest"])
 def test_a_sequence_goes_on_where_it_is_until_its_end(
     gateway: Gateway, repository: Path, name: str

@@ -89,7 +89,7 @@ def crash(gateway: Gateway, end: str) -> None:
     code, reason = ENDS[end]
     status, text = ask(gateway, code)
     assert status == 503, text
-    assert text.startswith("Stub process 'act_0' is not healthy: ")
+    assert text.startswith("Stub process 'act_0' is not healthy. ")
     assert reason in text
     assert ask(gateway, ONE)[0] == 200
     assert ask(gateway, ONE, "other")[0] == 200
@@ -275,7 +275,7 @@ def test_a_model_that_does_not_start_again_is_refused_with_the_reason(tmp_path: 
         gateway.wait_for("a worker does not start")
         status, text = ask(gateway, ONE)
         assert (status, text.partition("\n")[0]) == (
-            503, "Stub process 'act_0' is not healthy: ValueError: no second time",
+            503, "Stub process 'act_0' is not healthy. ValueError: no second time",
         )  # fmt: skip
         marker.unlink()
         gateway.wait_for("a worker has been restarted")

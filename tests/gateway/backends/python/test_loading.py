@@ -55,7 +55,7 @@ FAILS = {
     "sys.exit": (INITIALIZES.format("sys.exit(2)"), "SystemExit: 2\n\nAt:\n"),
     "os._exit": (
         INITIALIZES.format("os._exit(2)"),
-        "Stub process 'm_0' is not healthy: it has ended with status 2",
+        "Stub process 'm_0' is not healthy. it has ended with status 2",
     ),
     "calls": (
         INITIALIZES.format("pb_utils.InferenceRequest('', 0, [], ['y'], 'm').exec()"),

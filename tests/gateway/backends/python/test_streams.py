@@ -164,7 +164,7 @@ s.send(reply(self.waiting), FINAL)
         ("stream", "requests[0].get_response_sender().send(Response(error=Error('no')), FINAL)",
          "no"),
         ("stream", "s = requests[0].get_response_sender()\ns.send(reply(1))\nos._exit(1)",
-         "Stub process 'stream_0' is not healthy: it has ended with status 1"),
+         "Stub process 'stream_0' is not healthy. it has ended with status 1"),
     ],
 )  # fmt: skip
 def test_no_stream_stays_without_an_end(
@@ -256,7 +256,7 @@ def test_a_deadline_over_grpc_is_noticed(gateway: Gateway) -> None:
 
 def busy(gateway: Gateway, model: str) -> None:
     """Wait until a request of ``model`` is in progress."""
-    wanted = f'nv_inference_pending_request_count{{model="{model}",version="1"}} 1\n'
+    wanted = f'modelport_requests_in_flight{{model="{model}",version="1"}} 1\n'
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         with urllib.request.urlopen(gateway.metrics) as answer:
