@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -29,6 +30,11 @@ class Serialized:
 def parts_of(reply: Any) -> Sequence[Buffer]:
     """Serialize a response, in parts."""
     return reply.parts if type(reply) is Serialized else (reply.SerializeToString(),)
+
+
+#: Metadata of a stream whose first error ends it, and whether the current call has it.
+ERRORS_END_KEY = b"triton_grpc_error"
+ERRORS_END: ContextVar[bool] = ContextVar("errors_end", default=False)
 
 
 class RefusedMessage(NamedTuple):

@@ -72,6 +72,10 @@ READ: Mapping[str, str] = {
         f"sequence_batching.{path}": effect
         for path, effect in (
             ("max_sequence_idle_microseconds", "a sequence without requests ends after this time"),
+            (
+                "iterative_sequence",
+                "each request is a sequence; a Python model may get it again (`set_release_flags`)",
+            ),
             ("direct.max_queue_delay_microseconds", "wait for requests of other slots"),
             (
                 "direct.minimum_slot_utilization",
@@ -170,9 +174,6 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 
 #: Path → remedy.
 REFUSED: Mapping[str, str] = {
-    "sequence_batching.iterative_sequence": (
-        "requests are not rescheduled; serve the model from Triton, with a route"
-    ),
     "sequence_batching.state.use_growable_memory": "it is memory of a GPU; remove it",
     "ensemble_scheduling.step.model_namespace": "models have one namespace; remove it",
     "instance_group.secondary_devices": "no backend has any; remove it",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -73,6 +74,37 @@ def test_an_error_in_the_middle_leaves_the_stream_open(opened: Any) -> None:
     assert str(errors[2]).startswith("unexpected shape for input 'x' for model 'x2'")
     assert errors[3] is None
     assert found[3][0].as_numpy("y").tolist() == [[10, 12, 14, 16]]
+
+
+@pytest.mark.parametrize(("value", "ends"), [("true", True), ("false", False)])
+def test_the_first_error_ends_a_stream_that_asks_for_it(
+    gateway: Gateway, value: str, ends: bool
+) -> None:
+    """Its status is that of the error, as in Triton; earlier answers come before."""
+    content = [np.ones(4, np.float32).tobytes()]
+    requests = [
+        wire.message(model, ("x", "FP32", [1, 4]), raw=content, request_id=id)
+        for model, id in (("x2", "first"), ("nobody", "bad"), ("x2", "last"))
+    ]
+    with grpc.insecure_channel(gateway.grpc) as channel:
+        call = channel.stream_stream(
+            "/inference.GRPCInferenceService/ModelStreamInfer",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=pb.ModelStreamInferResponse.FromString,
+        )
+        answers = call(iter(requests), metadata=[("triton_grpc_error", value)])
+        found = [next(answers).infer_response.id]
+        with contextlib.suppress(grpc.RpcError):
+            found += [answer.infer_response.id for answer in answers]
+        code, details = answers.code(), answers.details()
+    if ends:
+        assert found == ["first"]
+        assert (code, details) == (
+            grpc.StatusCode.NOT_FOUND,
+            "Request for unknown model: 'nobody' is not found",
+        )
+    else:
+        assert (found, code) == (["first", "bad", "last"], grpc.StatusCode.OK)
 
 
 def test_the_answer_with_an_error_carries_the_id_of_its_request(gateway: Gateway) -> None:

@@ -173,17 +173,9 @@ NOT_RUN = {
     ),
 }
 
-_RESCHEDULING = "requests that are rescheduled (iterative_sequence, set_release_flags)"
 NOT_SUPPORTED = {
-    **_each(
-        "errors that end a stream (metadata triton_grpc_error)",
-        *(f"{_PY_LIFE}::test_triton_grpc_error_", "decoupled_delayed", "error_on"),
-    ),
     "L0_backend_python/model_control/model_control_test.py::ModelIDValidationTest": "model "
     "files sent in a request",
-    "L0_backend_python/request_rescheduling": _RESCHEDULING,
-    "L0_backend_python/test_infer_shm_leak.py::TestInferShmLeak::test_shm_leak "
-    "[bls_request_rescheduling]": _RESCHEDULING,
     "L0_backend_python/python_based_backends": "python-based backends (a backend's folder with "
     "model.py)",
     **_each(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -463,6 +464,27 @@ class PythonBackend:
             wanted = [pending for pending in batch if _is_wanted(pending)]
             if wanted:
                 free.run(wanted)
+
+    def again(self, instance: Instance, pending: PendingRequest) -> None:
+        """Run a request that the model has rescheduled, behind those that wait."""
+        pending.instance = None
+        if not self.config.sequence_batching.iterative_sequence:
+            pending.settle(
+                Internal(
+                    "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, which needs "
+                    f"'sequence_batching {{ iterative_sequence: true }}' in the configuration of "
+                    f"model '{self._name}'"
+                ),
+                True,
+            )
+        elif _is_wanted(pending):
+            request = pending.request
+            request.parameters = {**request.parameters, "sequence_start": False}
+            pending.queued_ns = time.perf_counter_ns()
+            try:
+                self._enter([pending], instance if pending.bound else None)
+            except ModelportError as error:
+                pending.settle(error, True)
 
     def lost(self, instance: Instance, waiting: Sequence[PendingRequest]) -> None:
         for pending in reversed(waiting):

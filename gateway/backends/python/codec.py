@@ -137,6 +137,10 @@ class DescribedResponse(NamedTuple):
     parameters: Any
 
 
+#: The model wants to get the request again.
+RESCHEDULED = DescribedResponse(None, (), None)
+
+
 def described_tensors(rows: Any) -> list[DescribedTensor]:
     """Check descriptions of tensors; raises ``FrameError``."""
     if type(rows) is not list or len(rows) > _MAX_OUTPUTS:
@@ -165,6 +169,8 @@ def described(row: Any) -> DescribedResponse | None:
     """
     if row is None:
         return None
+    if row == [2]:
+        return RESCHEDULED
     if type(row) is not list or len(row) != 3 or row[0] not in (0, 1):
         raise FrameError("a response is described wrongly")
     if not row[0]:

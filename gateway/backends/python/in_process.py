@@ -17,11 +17,12 @@ from modelport.gateway.backends.python.backend import completed_config, model_ar
 from modelport.gateway.backends.python_worker import regions, tensors
 from modelport.gateway.backends.python_worker.errors import text_of
 from modelport.gateway.backends.python_worker.triton_model import (
+    RESCHEDULED,
     Answer,
     TritonPythonModelAdapter,
     is_plain,
 )
-from modelport.gateway.errors import Internal, ModelportError
+from modelport.gateway.errors import Internal, ModelportError, Unsupported
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.types import InferRequest, InferResponse
@@ -87,6 +88,8 @@ class InProcessModel:
         if answers == [None] and asked.sender is not None:
             self._wait_for(asked.sender)
             answers = [each.error() or each for each in asked.origin.responses]
+        if RESCHEDULED in answers:
+            raise Unsupported("the model reschedules the request; serve it to see its responses")
         return [self._response(answer, request) for answer in answers]
 
     def _wait_for(self, sender: InferenceResponseSender) -> None:
@@ -105,7 +108,7 @@ class InProcessModel:
             rows, buffers = tensors.describe(answer.output_tensors())
             row: list[Any] = [0, rows, json.loads(answer.parameters())]
         else:
-            assert answer is not None
+            assert isinstance(answer, pb_utils.TritonError)
             row = [1, answer.message(), answer.code()]
         described = codec.described(codec.parsed(json.dumps(row).encode()))
         assert described is not None

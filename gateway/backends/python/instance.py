@@ -73,6 +73,9 @@ class InstanceOwner(Protocol):
     def freed(self, instance: Instance) -> None:
         """The instance may get another batch."""
 
+    def again(self, instance: Instance, pending: PendingRequest) -> None:
+        """The model wants to get the request again."""
+
     def lost(self, instance: Instance, waiting: Sequence[PendingRequest]) -> None:
         """The worker has ended; requests ``waiting`` in it have not begun."""
 
@@ -406,16 +409,23 @@ class Instance:
             for member in following.members:
                 member.request.timing.begun = True
         offset, nanoseconds = 0, int(seconds * 1e9)
+        again: list[PendingRequest] = []
         for member, row in zip(batch.members, rows, strict=True):
             if row is None:
                 member.executed()
                 continue  # its sender answers it
             member.request.timing.compute_infer_ns += nanoseconds
+            if row is codec.RESCHEDULED:
+                if self._outstanding.pop(member.number, None) is not None:
+                    again.append(member)
+                continue
             outcome, offset = self._owner.decoder.response(
                 row, frame.content, offset, member.request
             )
             if self._outstanding.pop(member.number, None) is not None:
                 member.settle(outcome, True)
+        for member in again:
+            self._owner.again(self, member)
         self._owner.freed(self)
         self._leave_if_done()
 

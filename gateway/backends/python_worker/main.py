@@ -33,7 +33,7 @@ from .frames import MAX_TEXT, Frame
 from .regions import Buffer
 from .runtime import CURRENT, WorkerRuntime
 from .tensors import describe, restore
-from .triton_model import Answer, TritonPythonModelAdapter, is_plain
+from .triton_model import Answer, Rescheduled, TritonPythonModelAdapter, is_plain
 
 #: A check of readiness takes no longer.
 _CHECK_SECONDS = 5.0
@@ -312,6 +312,8 @@ class Worker(RequestOrigin):
         """
         if answer is None:
             return None
+        if isinstance(answer, Rescheduled):
+            return (2,)
         try:
             if isinstance(answer, InferenceResponse):
                 tensors = [each for each in answer._outputs if each._name in wanted]

@@ -20,8 +20,14 @@ from triton_python_backend_utils._requests import (
     InferenceResponse,
 )
 
+
+class Rescheduled:
+    """The answer to a request that the model wants to get again."""
+
+
+RESCHEDULED = Rescheduled()
 #: The answer to one request: a response, an error, or None if its sender answers it.
-Answer = InferenceResponse | TritonError | None
+Answer = InferenceResponse | TritonError | Rescheduled | None
 
 
 class TritonPythonModelAdapter:
@@ -126,14 +132,16 @@ class TritonPythonModelAdapter:
         return [self._answer(*pair) for pair in zip(requests, returned, strict=True)]
 
     def _answer(self, request: InferenceRequest, response: InferenceResponse | None) -> Answer:
+        again = request.release_flags() == RELEASE_RESCHEDULE
+        if response is not None and again:
+            raise _PlainError(
+                "Expected a None object in the execute function return list for reschduled "
+                f"request, found type '{type(response)}'."
+            )
         if response is not None:
             return response.error() or response
-        if request.release_flags() == RELEASE_RESCHEDULE:
-            return TritonError(
-                f"Python model '{self._instance}' reschedules a request, which this server does "
-                "not support; return a response",
-                TritonError.UNSUPPORTED,
-            )
+        if again:
+            return RESCHEDULED
         if request.sender is None:
             return TritonError(
                 f"Python model '{self._instance}' has returned no response to a request; return an "

@@ -9,6 +9,7 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.inference.batching.dynamic_batching import BatchingSettings, QueuePolicy
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.wire.proto import model_config_pb2 as pb
 
 
 class SequenceSettings(NamedTuple):
@@ -17,6 +18,7 @@ class SequenceSettings(NamedTuple):
     Attributes:
         idle_seconds: a sequence ends if none of its requests comes for so long.
         batched: requests have a batch dimension.
+        iterative: each request is a sequence, whose model gets it until it has ended.
         slots: sequences that an instance has at a time.
         oldest: forms the batches of the strategy ``oldest``; None: it is ``direct``.
         delay_seconds: of ``direct``, the longest wait for requests of other slots.
@@ -25,6 +27,7 @@ class SequenceSettings(NamedTuple):
 
     idle_seconds: float
     batched: bool
+    iterative: bool
     slots: int
     instances: int
     oldest: BatchingSettings | None
@@ -60,12 +63,24 @@ def read(config: ModelConfig) -> SequenceSettings | None:
     return SequenceSettings(
         idle_seconds=batching.max_sequence_idle_microseconds / 1e6,
         batched=config.max_batch_size > 0,
+        iterative=_iterative(batching, name),
         slots=slots,
         instances=configuration.instance_count(config),
         oldest=oldest,
         delay_seconds=batching.direct.max_queue_delay_microseconds / 1e6 if utilization else 0.0,
         ready_slots=math.ceil(utilization * size),
     )
+
+
+def _iterative(batching: Any, name: str) -> bool:
+    controls = [c.kind for each in batching.control_input for c in each.control]
+    started = pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_START in controls
+    if batching.iterative_sequence and (started or batching.state):
+        raise InvalidArgument(
+            "iterative_sequence has no control_input of CONTROL_SEQUENCE_START and no state for "
+            f"{name}; remove them, and have the model read request.flags()"
+        )
+    return bool(batching.iterative_sequence)
 
 
 def _oldest(oldest: Any, name: str, size: int) -> BatchingSettings:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import heapq
+import itertools
 import math
 import time
 from collections import deque
@@ -99,6 +100,8 @@ class SequenceScheduler:
         self._unused: Iterator[tuple[int, int]] = iter(())
         #: Owners that get no further sequences.
         self._leaving: set[int] = set()
+        #: Of sequences of one request, whose clients give none.
+        self._ids = itertools.count(1)
         self._waiting = 0
         #: Sequences with a slot.
         self._placed: set[LiveSequence] = set()
@@ -185,6 +188,9 @@ class SequenceScheduler:
             InvalidArgument: it belongs to no sequence.
             Unavailable: it is too late, or too many wait.
         """
+        if self._settings.iterative:
+            id = request.parameters.get("sequence_id") or next(self._ids)
+            request.parameters = {**request.parameters, "sequence_id": id, "sequence_start": True}
         parameters = request.parameters
         start, end = bool(parameters.get("sequence_start")), bool(parameters.get("sequence_end"))
         sequence = self._sequence(request, start)
@@ -208,7 +214,7 @@ class SequenceScheduler:
         sequence.queue.append(queued)
         self._waiting += 1
         now = sequence.used_at = now_ns / 1e9
-        if end:
+        if end or self._settings.iterative:
             self._close(sequence)
         self._wake_at(now + self._settings.idle_seconds)
         if sequence.slot is not None:

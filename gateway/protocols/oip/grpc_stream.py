@@ -2,7 +2,8 @@
 
 Responses of models that respond once keep the order of the requests, as Triton guarantees.
 *Decoupled* models respond any number of times, independently of other requests. An error is sent as
-a response and leaves the stream open; only the call's own deadline ends it.
+a response and leaves the stream open; only the call's own deadline ends it, or any error if the
+call's metadata has ``triton_grpc_error: true``.
 
 A slow reader slows its own requests down instead of filling memory: a decoupled model computes its
 next response once the last one is written, and the number of requests in progress is limited.
@@ -18,7 +19,7 @@ from typing import Any
 
 from modelport.gateway.errors import ModelportError, TimedOut, Unavailable
 from modelport.gateway.models.model_view import ModelView
-from modelport.gateway.protocols.grpc_method import RefusedMessage
+from modelport.gateway.protocols.grpc_method import ERRORS_END, RefusedMessage
 from modelport.gateway.protocols.oip import metadata
 from modelport.gateway.runtime import request_memory
 from modelport.gateway.telemetry import request_record
@@ -80,6 +81,7 @@ class _Session:
     def __init__(self, handler: StreamInfer, deadline: Deadline) -> None:
         self._handler = handler
         self._deadline = deadline
+        self._errors_end = ERRORS_END.get()
         self._window = asyncio.Semaphore(STREAM_WINDOW)
         self._reader: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -151,7 +153,9 @@ class _Session:
             self.answers.put_nowait(error)
 
     def _is_over(self, error: ModelportError) -> bool:
-        """Whether ``error`` comes from the call's deadline instead of the request's."""
+        """Whether ``error`` ends the stream: any does, or it is the end of the call's time."""
+        if self._errors_end:
+            return True
         remaining = self._deadline.remaining()
         return isinstance(error, TimedOut) and remaining is not None and remaining < CLOCK_SECONDS
 
@@ -160,6 +164,8 @@ class _Session:
         size, record = 0, _record_of(message)
         try:
             if type(message) is RefusedMessage:
+                if self._errors_end:
+                    raise message.error
                 answer = _refusal(message.error)
             else:
                 reply = await self._handler.infer(message, self._deadline)

@@ -16,7 +16,14 @@ from modelport.gateway.access.context import CURRENT
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import InvalidArgument, ModelportError, QueueFull
 from modelport.gateway.protocols import header_rules
-from modelport.gateway.protocols.grpc_method import Method, Methods, RefusedMessage, parts_of
+from modelport.gateway.protocols.grpc_method import (
+    ERRORS_END,
+    ERRORS_END_KEY,
+    Method,
+    Methods,
+    RefusedMessage,
+    parts_of,
+)
 from modelport.gateway.rollout.plan import ROUTE_KEY
 from modelport.gateway.rollout.traffic import request_routing
 from modelport.gateway.rollout.traffic.request_routing import RequestRouting
@@ -99,6 +106,8 @@ class CallTarget(NamedTuple):
     route_key: bytes = b""
     #: The fields, if some become parameters.
     forwarded: Mapping[bytes, bytes] = {}
+    #: Whether the first error ends the stream.
+    errors_end: bool = False
 
 
 class Service:
@@ -160,6 +169,7 @@ class Service:
             via=via.decode("latin-1"),
             route_key=headers.get(_ROUTE_KEY, b""),
             forwarded=headers if self._rules.forwarded is not None else {},
+            errors_end=method.request_streams and headers.get(ERRORS_END_KEY) == b"true",
         )
 
     def refuses(self, target: CallTarget, body: bytes | memoryview) -> bool:
@@ -181,6 +191,8 @@ class Service:
             CURRENT.set(call.access)
         if self._rules.forwarded is not None:
             header_rules.begin_call(self._rules.forwarded, call.target.forwarded)
+        if call.target.errors_end:
+            ERRORS_END.set(True)
         method = call.target.method
         assert method is not None
         routing = request_routing.begin(call.target.route_key) if self._splits else None

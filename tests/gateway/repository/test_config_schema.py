@@ -428,6 +428,7 @@ EFFECTS: dict[str, tuple[Any, str, str]] = {
         f"sequence_batching.{path}": (sequences, first, second)
         for path, first, second in (
             ("max_sequence_idle_microseconds", "", "max_sequence_idle_microseconds: 5"),
+            ("iterative_sequence", "", "iterative_sequence: true"),
             (
                 "direct.max_queue_delay_microseconds",
                 "direct { minimum_slot_utilization: 1 }",

@@ -115,8 +115,14 @@ WRONG = [
         "=output 'y' is in the model's response twice",
     ),
     (
-        "requests[0].set_release_flags(2)", 501,
-        "=Python model 'act_0' reschedules a request, which this server does not support",
+        "requests[0].set_release_flags(2)", 500,
+        "=Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, which needs "
+        "'sequence_batching { iterative_sequence: true }'",
+    ),
+    (
+        "requests[0].set_release_flags(2)\nreturn [reply(1)]", 500,
+        "Expected a None object in the execute function return list for reschduled request, found "
+        "type '<class 'c_python_backend_utils.InferenceResponse'>'.",
     ),
 ]  # fmt: skip
 

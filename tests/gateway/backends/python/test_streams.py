@@ -43,6 +43,9 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     python_models.coded(repository, "awaited", asynchronous=True)
     python_models.coded(repository, "gathers", DECOUPLED + GATHERS)
     python_models.coded(repository, "sequences", f"{DECOUPLED} sequence_batching {{ oldest {{}} }}")
+    for name, extra in (("loops", DECOUPLED), ("retries", "")):
+        iterative = "sequence_batching { iterative_sequence: true }"
+        python_models.coded(repository, name, f"{extra} {iterative}")
     with serving(repository, "--allow-python", "--python-max-seconds", "5") as gateway:
         yield gateway
 
@@ -282,7 +285,7 @@ def test_requests_to_a_decoupled_model_are_executed_as_a_batch(gateway: Gateway)
     failed = streamed(gateway, "gathers", *["raise ValueError('bad')"] * 3, batch=1)
     assert [value.partition(" to")[0] for _, value in failed] == ["Failed"] * 3
     ends = streamed(gateway, "gathers", *["os._exit(1)"] * 3, batch=1)
-    assert [value.partition(":")[0] for _, value in ends] == [
+    assert [value.partition(".")[0] for _, value in ends] == [
         "Stub process 'gathers_0' is not healthy"
     ] * 3
 
@@ -297,6 +300,34 @@ def test_a_request_that_waits_for_its_batch_can_be_refused_and_withdrawn(gateway
         client.stop_stream(cancel_requests=True)
     rows = streamed(gateway, "gathers", COUNTS, COUNTS, COUNTS, batch=1)
     assert {value[0][0] for _, value in rows} == {3.0}
+
+
+LOOPS = """
+seen = self.__dict__.setdefault(requests[0].request_id(), [])
+seen.append(requests[0].flags())
+s = requests[0].get_response_sender()
+s.send(reply(len(seen), seen[0], seen[-1]))
+if len(seen) < 3: requests[0].set_release_flags(2)
+else: s.send(flags=FINAL)
+"""
+
+
+def test_a_request_that_its_model_reschedules_comes_again(gateway: Gateway) -> None:
+    """Its first execution has the flag START; others come between, and it needs no id."""
+    rows = streamed(gateway, "loops", LOOPS, LOOPS)
+    for id in "01":
+        assert [value for each, value in rows if each == id] == [[1, 1, 1], [2, 1, 0], [3, 1, 0]]
+    assert len(rows) == 6
+    code = "if self.calls == 1: requests[0].set_release_flags(2)\nelse: return [reply(self.calls)]"
+    status, answer = ask(gateway, code, "retries")
+    assert (status, answer["outputs"][0]["data"]) == (200, [2.0])
+
+
+def test_a_request_that_is_rescheduled_for_ever_ends_with_its_client(gateway: Gateway) -> None:
+    for_ever = "time.sleep(0.01); requests[0].set_release_flags(2)"
+    with triton_grpc.InferenceServerClient(gateway.grpc) as client, pytest.raises(Exception):  # noqa: B017, PT011
+        client.infer("retries", [code_input(for_ever)], client_timeout=0.1)
+    assert ask(gateway, "return [reply(7)]", "retries")[0] == 200
 
 
 def executions(gateway: Gateway, model: str) -> int:
