@@ -675,7 +675,7 @@ def test_no_metric_has_the_suffix_of_the_library(gateway: Gateway) -> None:
 def test_the_types_of_the_metrics_are_declared_under_their_names(gateway: Gateway) -> None:
     text = wire.send(f"127.0.0.1:{gateway.metrics_port}", "GET", "/metrics").body.decode()
     for name in METRICS:
-        kind = "gauge" if "pending" in name else "counter"
+        kind = "gauge" if "pending" in name or "in_flight" in name else "counter"
         kind = "histogram" if "_histogram_" in name else kind
         assert f"# TYPE {name} {kind}\n" in text
 
