@@ -160,7 +160,7 @@ class Timing:
 
     A cache sets either ``cache_hit_ns`` or ``cache_miss_ns``. ``counted`` tells whether the batcher
     has counted the execution, ``batch_size`` how many elements of one or more requests it had,
-    ``begun`` whether the request waits for no instance any more.
+    ``begun`` whether the request waits for no instance any more, or that of ``joined``, its batch.
     """
 
     queue_ns: int = 0
@@ -171,6 +171,7 @@ class Timing:
     cache_miss_ns: int = 0
     counted: bool = False
     begun: bool = False
+    joined: Timing | None = None
     batch_size: int = 0
 
 

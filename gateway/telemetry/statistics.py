@@ -126,7 +126,7 @@ class Statistics:
     @property
     def queued(self) -> int:
         """The number of requests that wait for an instance."""
-        return sum(not timing.begun for timing in self.waiting.values())
+        return sum(not (each.joined or each).begun for each in self.waiting.values())
 
     def succeeded(self, batch: int, total_ns: int, timing: Timing, streamed: bool = False) -> None:
         """Count an answered request; if ``streamed``, ``responded`` has counted its responses.

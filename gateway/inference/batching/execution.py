@@ -38,7 +38,6 @@ class BatchRunner:
         for waiting in members:
             request = waiting.request
             request.timing.queue_ns += started - waiting.queued_ns
-            request.timing.begun = True
             if request.span is not None:
                 request.span.child("queue", waiting.queued_ns, started)
         if len(members) == 1:
@@ -95,6 +94,8 @@ class BatchRunner:
         started = time.perf_counter_ns()
         joined = self._joiner.join(requests)
         size, timing = self._joiner.size(joined), joined.timing
+        for request in requests:
+            request.timing.joined = timing
         timing.compute_input_ns = time.perf_counter_ns() - started
         joined.span = spans.of_batch(requests, size)
         try:
