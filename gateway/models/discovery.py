@@ -163,7 +163,7 @@ class Discovery:
 
     def _add_folder(self, found: dict[str, ModelEntry], name: str, folder: Path) -> None:
         """Add the model of ``folder`` as ``name``, and the models beside it, its steps."""
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # it has gone; what serves stays
             for beside, entry in scan.scan_folder(folder.parent, self._config_name).items():
                 if beside == folder.name:
                     found[name] = entry._replace(name=name, source=str(folder))

@@ -208,8 +208,6 @@ EXPECTED_FAILURES = {
     "again before the test asks",
     f"{_READINESS}::TestUserDefinedModelReadinessFunction::test_is_ready_takes_long_time": ""
     "is_ready and execute take turns in a worker: a request waits for a check of eight seconds",
-    "L0_backend_python/async_execute/concurrency_test.py::ConcurrencyTest::test_model_raise": "an "
-    "exception after the last response is not logged",
     "L0_backend_python/async_execute/concurrency_test.py::ConcurrencyTest"
     "::test_concurrent_execute_multi_request_bls": "a coroutine that iterates over the responses "
     "of a call holds its event loop",

@@ -20,7 +20,7 @@ from modelport.gateway.backends.python.requests import PendingRequest, RunningBa
 from modelport.gateway.backends.python_worker import frames
 from modelport.gateway.backends.python_worker.channel import WINDOW
 from modelport.gateway.backends.python_worker.frames import Frame, FrameError
-from modelport.gateway.errors import Internal, InvalidArgument, ModelportError, Unavailable
+from modelport.gateway.errors import Code, Internal, InvalidArgument, ModelportError, Unavailable
 from modelport.gateway.settings import PythonModels
 from modelport.gateway.types import InferResponse
 
@@ -424,6 +424,11 @@ class Instance:
             )
             if self._outstanding.pop(member.number, None) is not None:
                 member.settle(outcome, True)
+            elif isinstance(outcome, ModelportError) and outcome.code is not Code.CANCELLED:
+                log.error(
+                    "a model has failed after its last response",
+                    instance=self.name, error=str(outcome),
+                )  # fmt: skip
         for member in again:
             self._owner.again(self, member)
         self._owner.freed(self)

@@ -302,6 +302,13 @@ def test_a_request_that_waits_for_its_batch_can_be_refused_and_withdrawn(gateway
     assert {value[0][0] for _, value in rows} == {3.0}
 
 
+def test_an_exception_after_the_last_response_is_logged(gateway: Gateway) -> None:
+    code = f"{SENDS}\nraise ValueError('late')"
+    assert len(streamed(gateway, "stream", code)) == 3
+    row = gateway.wait_for("a model has failed after its last response", instance="stream_0")
+    assert "ValueError: late" in row["error"]
+
+
 LOOPS = """
 seen = self.__dict__.setdefault(requests[0].request_id(), [])
 seen.append(requests[0].flags())
