@@ -294,9 +294,9 @@ class GuardedControl:
 
     # -- everything ---------------------------------------------------------------------------
 
-    async def metrics(self) -> tuple[str, bytes]:
+    async def metrics(self, model: str | None) -> tuple[str, bytes]:
         required(Operation.METRICS)
-        return await self._control.metrics()
+        return await self._control.metrics(model)
 
     async def broadcast(self, name: str, arguments: dict[str, Any]) -> Any:
         required(Operation.CONTROL)

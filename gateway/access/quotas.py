@@ -97,6 +97,9 @@ class Quotas:
     Args:
         matches: Whether one of the names and groups of a quota means the caller.
         clock: Seconds, as ``time.monotonic``.
+
+    Attributes:
+        rules: The quotas, in their order.
     """
 
     def __init__(
@@ -106,7 +109,7 @@ class Quotas:
         matches: Callable[[Sequence[str], Principal], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._quotas, self._ledger, self._matches = quotas, ledger, matches
+        self.rules, self._ledger, self._matches = quotas, ledger, matches
         self._clock = clock
         self._accounts: dict[tuple[Principal, str], QuotaAccount | None] = {}
 
@@ -114,12 +117,12 @@ class Quotas:
         self, quotas: Sequence[Quota], matches: Callable[[Sequence[str], Principal], bool]
     ) -> None:
         """Use other quotas from now on; requests in flight still count."""
-        self._quotas, self._matches = quotas, matches
+        self.rules, self._matches = quotas, matches
         self._accounts.clear()
 
     def account(self, principal: Principal, model: str) -> QuotaAccount | None:
         """The account of a principal for a model; None: no quota limits it."""
-        if not self._quotas:
+        if not self.rules:
             return None
         key = principal, model
         try:
@@ -132,7 +135,7 @@ class Quotas:
         return account
 
     def _find(self, principal: Principal, model: str) -> QuotaAccount | None:
-        for quota in self._quotas:
+        for quota in self.rules:
             named = any(fnmatchcase(model, glob) for glob in quota.models)
             if named and self._matches(quota.principals, principal):
                 return QuotaAccount(quota, self._ledger.key(principal.name, model))

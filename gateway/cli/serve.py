@@ -253,8 +253,12 @@ class ServeOptions(TypedDict, total=False):
         "As --http-header-forward-pattern, for the metadata of gRPC calls.",
         option("grpc_forwarded", callback=header_pattern, metavar="REGEX"),
     ]
-    metrics_address: Annotated[str, "Address to serve metrics and rollouts on."]
-    metrics_port: Annotated[int, "Port to serve metrics and rollouts on.", PORT]
+    metrics_address: Annotated[str, "Address to serve metrics, rollouts and the console on."]
+    metrics_port: Annotated[int, "Port to serve metrics, rollouts and the console on.", PORT]
+    allow_console: Annotated[
+        bool,
+        "Serve the console, a web page at /console, and the API that it uses on the metrics port.",
+    ]
     metrics_config: Annotated[
         str | Sequence[str],
         "Publish latencies as counters (counter_latencies, true), as a histogram "

@@ -75,6 +75,10 @@ class ServedVersion:
         #: The model of the repository that is registered under this name; empty: its own name.
         self.source = entry.source
         self.number = number
+        version = entry.versions.get(number)
+        #: The folder of the version, and the model's name there; None on another server.
+        self.folder = None if version is None or entry.remote else version.path
+        self.repository_name = entry.repository_name
         self.backend = backend
         self.config = backend.config
         self.signature: ModelSignature = configuration.signature(backend.config)

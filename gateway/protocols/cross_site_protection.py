@@ -17,9 +17,9 @@ from modelport.gateway.settings import is_loopback
 
 #: Safe methods (RFC 9110, 9.2.1).
 _SAFE = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
-#: Inference changes nothing either. All other paths are checked.
+#: Inference and the index change nothing either. All other paths are checked.
 _INFERENCE = re.compile(
-    r"/v2/models/.+/(infer|generate|generate_stream|explain)|/v1/models/.+|/v1/explain/.+"
+    r"/v2/models/.+/(infer|generate|generate_stream|explain)|/v2/repository/index|/v1/models/.+|/v1/explain/.+"
     r"|/(predictions|explanations|invocations)(/.*)?|/models/[^/]+/invoke"
 )
 #: Values of ``Sec-Fetch-Site`` for pages of another origin.

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
 import structlog
 import uvloop
+from prometheus_client import CollectorRegistry
 
 from modelport.gateway.access.access import access_of, warn_if_exposed
 from modelport.gateway.access.access_metrics import AuditCollector
@@ -39,14 +40,19 @@ from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.runtime.malloc import keep_freed_memory
 from modelport.gateway.runtime.thread_scheduling import prefer_requests
 from modelport.gateway.runtime.watchdog import LoopHeartbeat, Watchdog
+from modelport.gateway.server import observed_requests
 from modelport.gateway.server.admin import metrics_port as metrics
 from modelport.gateway.server.admin.rollout_control import RolloutControl
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.listeners import Listeners
 from modelport.gateway.server.tls import certificate
 from modelport.gateway.settings import ModelControlMode, Settings, request_memory_bytes
-from modelport.gateway.telemetry import native_lines
-from modelport.gateway.telemetry.access_log import AccessLog, access_log_families
+from modelport.gateway.telemetry import Statistics, native_lines
+from modelport.gateway.telemetry.access_log import (
+    AccessLog,
+    RecentRequests,
+    access_log_families,
+)
 from modelport.gateway.telemetry.logs import gateway_log
 from modelport.gateway.telemetry.metrics import FamiliesCollector, registry
 from modelport.gateway.telemetry.request_record import RequestObserver
@@ -119,27 +125,21 @@ class GatewayServer:
         if settings.record is not None:
             self._recorder = RequestRecorder(settings.record, worker)
             self._observer.keep(self._recorder)
-        self.registry = registry(
-            self.manager.statistics, requests, self.manager, request_memory.PROCESS, self._alone,
-            settings.metrics,
-        )  # fmt: skip
-        if self._access is not None and self._access.audit is not None:
-            self.registry.register(AuditCollector(self._access.audit))
-        if self._access_log is not None:
-            dropped = partial(access_log_families, self._access_log)
-            self.registry.register(FamiliesCollector(dropped))
-        if self._recorder is not None:
-            self.registry.register(FamiliesCollector(self._recorder.families))
+        self._requests = requests
         self._rollout_control: RolloutControl | None = None
         self._metrics: HttpListener | None = None
         if self._alone:
             self._rollout_control = RolloutControl(settings, ThisProcess(self.participant))
-            whole = (self._rollout_control, self._certificate, self._access)
-            metrics.register(self.registry, *whole, self.watcher)
-            self._metrics = metrics.listener(settings, *whole, self._scrape)
+            api = observed_requests.observing(self.dialects.application, self._observer)
+            self._metrics = metrics.listener(
+                settings, self._rollout_control, self._certificate, self._access, self._scrape,
+                api, self.recent_requests,
+            )  # fmt: skip
+        self.registry = self._metrics_of(None)
+        self.handler = self._handler()
         try:
             self._listeners = (make_listeners or Listeners)(
-                self._handler(),
+                self.handler,
                 self.dialects.grpc,
                 settings,
                 self.manager.overloaded,
@@ -199,11 +199,40 @@ class GatewayServer:
             return handler
         return authenticated(handler, self._access, self.dialects.application.refuse)
 
-    async def _scrape(self) -> metrics.Text:
+    def _metrics_of(self, model: str | None) -> CollectorRegistry:
+        """The metrics of this process, with the counters of all models or only those of one."""
+        source = self.manager.statistics if model is None else partial(self._statistics_of, model)
+        made = registry(
+            source, self._requests, self.manager, request_memory.PROCESS, self._alone,
+            self._settings.metrics,
+        )  # fmt: skip
+        if self._access is not None and self._access.audit is not None:
+            made.register(AuditCollector(self._access.audit))
+        if self._access_log is not None:
+            made.register(FamiliesCollector(partial(access_log_families, self._access_log)))
+        if self._recorder is not None:
+            made.register(FamiliesCollector(self._recorder.families))
+        if self._rollout_control is not None:
+            whole = (self._rollout_control, self._certificate, self._access)
+            metrics.register(made, *whole, self.watcher)
+        return made
+
+    def _statistics_of(self, model: str) -> Iterator[tuple[str, int, Statistics]]:
+        return (row for row in self.manager.statistics() if row[0] == model)
+
+    async def _scrape(self, model: str | None) -> metrics.Text:
         """Format the metrics of this process, or of all workers."""
         if self._alone:
-            return metrics.text(self.registry)
-        return await self.control.metrics()
+            return metrics.text(self.registry if model is None else self._metrics_of(model))
+        return await self.control.metrics(model)
+
+    async def recent_requests(self) -> RecentRequests | None:
+        """The latest requests of this process; None: there is no access log."""
+        return None if self._access_log is None else self._access_log.recent()
+
+    def observed(self) -> Handler:
+        """The handler, for requests that no listener of this process has observed."""
+        return observed_requests.observing(self.handler, self._observer)
 
     @property
     def ports(self) -> Ports:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextvars import Context
+from contextvars import Context, copy_context
 from typing import TYPE_CHECKING
 
 from modelport.gateway.access import context as access
-from modelport.gateway.protocols.http_message import Headers, HttpRequest, Peer, RequestBody
+from modelport.gateway.protocols.http_message import (
+    Answer,
+    Handler,
+    Headers,
+    HttpRequest,
+    HttpResponse,
+    Peer,
+    RequestBody,
+)
 from modelport.gateway.server.grpc import framing
 from modelport.gateway.telemetry.captured_traffic import CapturedTraffic
 from modelport.gateway.telemetry.request_record import (
     CLIENT_CLOSED_REQUEST,
+    CURRENT,
     GRPC,
     MESSAGES,
     REQUEST_ID,
     RequestObserver,
     RequestRecord,
 )
+from modelport.gateway.types import finished
 from modelport.gateway.wire.raw_tensors import Buffer
 
 if TYPE_CHECKING:
@@ -144,6 +154,40 @@ def end_call(record: RequestRecord, ending: Ending) -> Ending:
         record.failed(ending.message)
     record.end(0, ending.status.name, ending.status != 0)
     return ending._replace(headers=(*ending.headers, (REQUEST_ID, record.request_id.encode())))
+
+
+def observing(handler: Handler, observer: RequestObserver) -> Handler:
+    """Give the observer the inference requests to ``handler``, whose listener has no observer."""
+
+    def both(request: HttpRequest) -> Answer:
+        version = f"HTTP/{request.version}"
+        infers = (
+            observer.active and observer.describe(version, request.method, request.raw_path).infers
+        )
+        return _observed(handler, observer, request) if infers else handler(request)
+
+    return both
+
+
+async def _observed(
+    handler: Handler, observer: RequestObserver, request: HttpRequest
+) -> HttpResponse:
+    record = begin(observer, request, Context())
+    if record is None:
+        return await finished(handler(request))
+    CURRENT.set(record)
+    stated = request.fields.get(b"content-length", b"0")
+    size = int(stated) if stated.isdigit() and len(stated) < 20 else 0
+    try:
+        response = await finished(handler(request))
+    except BaseException:
+        abandoned(record, size)
+        raise
+    finally:
+        record.context = copy_context()
+    headers = answered(record, response.status, response.headers)
+    sent(record, size, response.body, more=False)
+    return HttpResponse(response.status, response.body, headers, response.parts)
 
 
 def _end(record: RequestRecord, status: int) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import select
 import time
-from collections.abc import Iterator
-from functools import partial
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 import orjson
@@ -20,6 +21,11 @@ from modelport.gateway.telemetry.request_record import RequestRecord
 MAX_TEXT: Final = 128
 #: A line may wait this long for others, to be written with them.
 LINGER_SECONDS: Final = 0.1
+#: Lines that are kept in memory: the latest of all, and of failed and slow requests.
+KEPT, KEPT_NOTABLE = 256, 128
+#: ``requests`` and ``notable``: the fields of lines, latest first.
+RECENT = {"requests": KEPT, "notable": KEPT_NOTABLE}
+RecentRequests = dict[str, list[dict[str, Any]]]
 
 
 class _Stamps:
@@ -51,18 +57,44 @@ class AccessLog:
 
     def __init__(self, settings: AccessLogSettings, worker: int | None = None) -> None:
         # Its thread makes many lines at a time: one by one, each takes twice as long.
-        self.file = LogFile(
-            partial(line, worker=worker), "access-log", settings.target, None, LINGER_SECONDS
-        )
+        self.file = LogFile(self._line, "access-log", settings.target, None, LINGER_SECONDS)
         self._share = settings.sample
         self._slow_ns = settings.slow_seconds * 1e9
+        self._worker = worker
+        self._kept: deque[bytes] = deque(maxlen=KEPT)
+        self._notable: deque[bytes] = deque(maxlen=KEPT_NOTABLE)
 
     def __call__(self, record: RequestRecord) -> None:
         """Write the line of a request that has ended, if it is to have one."""
-        duration_ns = record.ended_ns - record.started_ns
-        wanted = record.is_failure or duration_ns >= self._slow_ns
-        if wanted or self._share >= 1.0 or random.random() < self._share:
+        if self._share >= 1.0 or self._is_notable(record) or random.random() < self._share:
             self.file.append(record)
+
+    def _is_notable(self, record: RequestRecord) -> bool:
+        return record.is_failure or record.ended_ns - record.started_ns >= self._slow_ns
+
+    def _line(self, record: RequestRecord) -> bytes:
+        """Make the line of a record, and keep it."""
+        made = line(record, self._worker)
+        (self._notable if self._is_notable(record) else self._kept).append(made)
+        return made
+
+    def recent(self) -> RecentRequests:
+        """The latest requests in the log; ``notable`` are those that have failed or were slow."""
+        # Copied at once, because the thread of the file appends to them.
+        both = self._notable.copy(), self._kept.copy()
+        notable, others = ([*map(orjson.loads, kept)] for kept in both)
+        return {"requests": latest([*others, *notable], KEPT), "notable": notable[::-1]}
+
+
+def latest(rows: Iterable[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """The latest of the lines, latest first."""
+    return sorted(rows, key=itemgetter("time"), reverse=True)[:most]
+
+
+def merged(answers: Sequence[RecentRequests]) -> RecentRequests:
+    """The latest requests of several processes."""
+    rows = {name: [row for each in answers for row in each[name]] for name in RECENT}
+    return {name: latest(rows[name], most) for name, most in RECENT.items()}
 
 
 def access_log_families(access_log: AccessLog) -> Iterator[Metric]:

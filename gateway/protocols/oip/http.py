@@ -131,6 +131,7 @@ class OipHttp(OipErrors):
         self._control = host.control
         self._process = host.process
         self._max_input_bytes = host.max_input_bytes
+        self._keys = host.settings.require_signature
         self.table = self._routes()
 
     def _routes(self) -> Sequence[DialectRoute]:
@@ -316,6 +317,13 @@ class OipHttp(OipErrors):
         async def model_config(selected: Selected = Depends(select)) -> Response:
             """The model configuration, completed."""
             return document(metadata.model_config(manager, *selected))
+
+        @get("/certificate", "metadata", "model certificate", METADATA)
+        async def model_certificate(selected: Selected = Depends(select)) -> Response:
+            """The proof of `modelport export` about a version, and the key that signed it."""
+            served = manager.get(*selected)
+            work = partial(metadata.model_certificate, served, self._keys)
+            return document(await offload.run(work))
 
         @get("/stats", "statistics", "model statistics", STATISTICS)
         async def model_statistics(selected: Selected = Depends(select)) -> Response:

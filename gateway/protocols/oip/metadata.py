@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+import os
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
 
 from modelport import __version__
 from modelport.gateway.errors import Internal, InvalidArgument, NotFound, Unsupported
 from modelport.gateway.models.control import Control
+from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.scan import MAX_VERSION
 from modelport.gateway.types import TensorSpec
+
+if TYPE_CHECKING:
+    from modelport.gateway.repository.signing_keys import PublicKey
 
 SERVER_NAME = "modelport"
 _FILE = "file:"
@@ -104,6 +110,31 @@ async def model_statistics(
                 else f"requested model '{name}' is not available"
             ) from error
     return {"model_stats": await control.statistics(name, version)}
+
+
+def model_certificate(served: ServedVersion, keys: Collection[PublicKey]) -> dict[str, Any]:
+    """Return the certificate of a version, and the key that has signed it.
+
+    ``verified`` says whether the gateway trusts the key, and serves nothing else. Blocking.
+
+    Raises:
+        NotFound: The version has no certificate.
+        IntegrityError: It is damaged, or its signature is not valid.
+    """
+    from modelport.gateway.repository import signing
+
+    folder = served.folder
+    if folder is None or not os.path.lexists(folder / signing.CERTIFICATE):
+        raise NotFound(
+            f"version {served.number} of '{served.name}' has no certificate; 'modelport export' "
+            "and 'modelport certify' publish one"
+        )
+    if keys:
+        found = signing.verify_signature(folder, served.repository_name, keys)
+    else:
+        found = signing.read_certificate(folder, served.repository_name)
+    signer = signing.signer_of(folder)
+    return {"certificate": found.document, "key": signer, "verified": bool(keys)}
 
 
 def load_override(name: str, parameters: Any) -> str | None:

@@ -1,6 +1,7 @@
 """The metrics port: ``GET /metrics`` in the Prometheus text format.
 
-``/monitoring/prometheus/metrics`` is TensorFlow Serving's path of the same.
+``/monitoring/prometheus/metrics`` is TensorFlow Serving's path of the same. ``?model=NAME`` leaves
+out the counters of other models, which are most of the text where there are many.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from urllib.parse import parse_qs
 
 from google.protobuf import text_format
 from prometheus_client import CollectorRegistry, exposition
@@ -27,6 +29,8 @@ from modelport.gateway.protocols.http_response import recovering
 from modelport.gateway.rollout.rollout_metrics import RolloutCollector
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.runtime.gateway_files import FILES
+from modelport.gateway.server.admin import console_page
+from modelport.gateway.server.admin.console_page import Recent
 from modelport.gateway.server.admin.rollout_control import RolloutControl
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.listening_socket import bind
@@ -53,8 +57,14 @@ Text = tuple[str, bytes]
 #: Connection limit; these may use the reserved file descriptors.
 CONNECTIONS = 64
 TFSERVING_PATH = "/monitoring/prometheus/metrics"
-Scrape = Callable[[], Awaitable[Text]]
-_STATUS = {Code.UNAUTHENTICATED: 401, Code.PERMISSION_DENIED: 403, Code.UNAVAILABLE: 503}
+#: Takes the model whose counters are wanted; None for those of all.
+Scrape = Callable[[str | None], Awaitable[Text]]
+_STATUS = {
+    Code.UNAUTHENTICATED: 401,
+    Code.PERMISSION_DENIED: 403,
+    Code.NOT_FOUND: 404,
+    Code.UNAVAILABLE: 503,
+}
 
 
 def listener(
@@ -63,9 +73,18 @@ def listener(
     certificate: ServerCertificate | None,
     access: Access | None,
     scrape: Scrape,
+    api: Handler,
+    recent: Recent,
 ) -> HttpListener:
-    """Make the listener of the metrics, and of the API of rollouts."""
-    handler = rollouts.handler(mount(_not_found, scrape, "/metrics", TFSERVING_PATH))
+    """Make the listener of the metrics, of the API of rollouts, and of the console.
+
+    Args:
+        api: The handler of the HTTP port's API, which the console uses.
+    """
+    handler = mount(_not_found, scrape, "/metrics", TFSERVING_PATH)
+    if settings.allow_console:
+        handler = console_page.mount(handler, api, recent, access, refuse)
+    handler = rollouts.handler(handler)
     if access is not None:
         handler = authenticated(handler, access, refuse)
     bound = bind(settings.metrics_address, settings.metrics_port, "--metrics-port")
@@ -137,7 +156,7 @@ def mount(handler: Handler, scrape: Scrape, *paths: str) -> Handler:
     async def metrics(request: HttpRequest) -> HttpResponse:
         enter(Operation.METRICS)
         async with request.peer.memory.turn():
-            content_type, content = await scrape()
+            content_type, content = await scrape(_model_of(request.query))
             headers = [(b"content-type", content_type.encode())]
             return HttpResponse(200, _visible(content), headers)
 
@@ -147,6 +166,11 @@ def mount(handler: Handler, scrape: Scrape, *paths: str) -> Handler:
         return handler(request)
 
     return both
+
+
+def _model_of(query: bytes) -> str | None:
+    values = parse_qs(query.decode("latin-1"), keep_blank_values=True).get("model")
+    return None if values is None else values[-1]
 
 
 def refuse(request: HttpRequest, error: ModelportError) -> HttpResponse:

@@ -56,9 +56,24 @@ class AggregatedMetrics:
     def documents(self) -> Documents:
         return merged_answers.documents([self._gone_documents, *self._documents.values()])
 
-    def families(self) -> list[Family]:
-        """Merge all families, in the order of the running workers."""
-        return merged_answers.families([*self._families.values(), self._gone_families])
+    def families(self, model: str | None = None) -> list[Family]:
+        """Merge all families, in the order of the running workers.
+
+        Args:
+            model: Leave out the counters of the versions of other models.
+        """
+        answers = [*self._families.values(), self._gone_families]
+        if model is not None:
+            answers = [[_only(model, family) for family in each] for each in answers]
+        return merged_answers.families(answers)
+
+
+def _only(model: str, family: Family) -> Family:
+    """The family without the counters of other models; the gateway's own are about all."""
+    *head, samples = family
+    if family[0].startswith("modelport_"):
+        return family
+    return [*head, [sample for sample in samples if (_of(sample[1]) or (model,))[0] == model]]
 
 
 def _of(labels: Mapping[str, str]) -> tuple[str, str] | None:

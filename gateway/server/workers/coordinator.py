@@ -15,6 +15,7 @@ from modelport.gateway.server.workers import merged_answers
 from modelport.gateway.server.workers.aggregated_metrics import AggregatedMetrics
 from modelport.gateway.server.workers.channel import ChannelClosed, MessageChannel
 from modelport.gateway.server.workers.hang_detection import SILENT_SECONDS, HangDetector
+from modelport.gateway.telemetry import access_log
 
 log = structlog.get_logger("modelport.workers")
 
@@ -91,7 +92,9 @@ class PublishedFiles:
 class Coordinator:
     """Connected workers and what they have in common; only the parent's event loop uses it."""
 
-    def __init__(self, workers: int, scrape: Callable[[], Awaitable[tuple[str, bytes]]]) -> None:
+    def __init__(
+        self, workers: int, scrape: Callable[[str | None], Awaitable[tuple[str, bytes]]]
+    ) -> None:
         self._workers = workers
         self._scrape = scrape
         self.members: dict[int, ConnectedWorker] = {}
@@ -207,9 +210,15 @@ class Coordinator:
         answers = await self.ask("pending", **arguments)
         return sum(answer for _, answer in answers if isinstance(answer, int))
 
-    async def _metrics(self, _: dict[str, Any]) -> tuple[str, str]:
-        content_type, text = await self._scrape()
+    async def _metrics(self, arguments: dict[str, Any]) -> tuple[str, str]:
+        content_type, text = await self._scrape(arguments["model"])
         return content_type, text.decode()
+
+    async def recent_requests(self) -> access_log.RecentRequests | None:
+        """The latest requests of all workers; None: there is no access log."""
+        answers = [answer for _, answer in await self.ask("recent_requests")]
+        kept = [each for each in answers if isinstance(each, dict)]
+        return access_log.merged(kept) if kept else None
 
     async def look(self) -> None:
         """Collect the counts of every worker."""

@@ -72,8 +72,8 @@ class CoordinatedControl:
     async def pending(self, name: str, number: int) -> int:
         return int(await self._channel.request("pending", name=name, number=number))
 
-    async def metrics(self) -> tuple[str, bytes]:
-        content_type, text = await self._channel.request("metrics")
+    async def metrics(self, model: str | None) -> tuple[str, bytes]:
+        content_type, text = await self._channel.request("metrics", model=model)
         return content_type, text.encode()
 
     # -- changes ---------------------------------------------------------------------------------

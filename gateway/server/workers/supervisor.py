@@ -33,6 +33,7 @@ from modelport.gateway.server.workers.coordinator import (
     Coordinator,
     PublishedFiles,
 )
+from modelport.gateway.server.workers.forwarded_requests import ForwardedRequests
 from modelport.gateway.server.workers.process import Assignment, WorkerProcess
 from modelport.gateway.server.workers.worker_members import WorkerMembers
 from modelport.gateway.settings import ModelControlMode, Settings
@@ -147,7 +148,9 @@ class WorkerSupervisor:
             loop.add_signal_handler(number, self._stop_or_end)
         settings = self._settings
         whole = (self._rollouts, self._certificate, self._access)
-        self._metrics = metrics_port.listener(settings, *whole, self._scrape)
+        api = ForwardedRequests(self._coordinator)
+        recent = self._coordinator.recent_requests
+        self._metrics = metrics_port.listener(settings, *whole, self._scrape, api, recent)
         if self._access is not None:
             self._access.start()
         await self._metrics.start()
@@ -183,10 +186,10 @@ class WorkerSupervisor:
 
     # -- metrics ----------------------------------------------------------------------------------
 
-    async def _scrape(self) -> metrics_port.Text:
+    async def _scrape(self, model: str | None) -> metrics_port.Text:
         await self._coordinator.look()
         registry = CollectorRegistry()
-        families = self._coordinator.counts.families()
+        families = self._coordinator.counts.families(model)
         registry.register(FamiliesCollector(lambda: merged_answers.metrics(families)))
         registry.register(FamiliesCollector(lambda: process_families(self._pids())))
         whole = (self._rollouts, self._certificate, self._access)

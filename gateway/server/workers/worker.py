@@ -26,6 +26,7 @@ from modelport.gateway.server.app import GatewayServer
 from modelport.gateway.server.workers import merged_answers
 from modelport.gateway.server.workers.channel import ChannelClosed, MessageChannel, receive
 from modelport.gateway.server.workers.coordinator_control import MODELS, CoordinatedControl, plain
+from modelport.gateway.server.workers.forwarded_requests import RequestReceiver
 from modelport.gateway.server.workers.process import VARIABLE, Assignment
 from modelport.gateway.settings import Settings
 from modelport.gateway.telemetry import configure_logging
@@ -190,7 +191,10 @@ def _handlers(
         await server.watcher.poll()
 
     own: tuple[Any, ...] = (drain, telemetry, states, follow, use_files)
-    methods: tuple[Any, ...] = (local.ready, local.require_ready, local.index, local.pending)
+    methods: tuple[Any, ...] = (
+        local.ready, local.require_ready, local.index, local.pending, server.recent_requests,
+        RequestReceiver(server.observed()).answer,
+    )  # fmt: skip
     handlers = {each.__name__: each for each in own}
     for method in (*methods, control.operations.run):
         handlers[method.__name__] = plain(method)

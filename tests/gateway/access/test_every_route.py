@@ -133,6 +133,7 @@ ROUTES: dict[str, RouteCase] = {
 for _version in ("", "/versions/{version}"):
     _path = f"/v2/models/{{model}}{_version}"
     ROUTES |= {f"GET {_path}{end}": RouteCase(200) for end in ("", "/ready", "/config", "/stats")}
+    ROUTES[f"GET {_path}/certificate"] = RouteCase(404)
     ROUTES |= {f"POST {_path}/{end}": RouteCase(200, OIP) for end in ("infer", "explain")}
     ROUTES |= {
         f"POST {_path}/{end}": RouteCase(200, {"x": ROWS[0]})
@@ -154,6 +155,10 @@ VERTEX = {
 METRICS_PORT = {
     "GET /metrics": RouteCase(200),
     "GET /monitoring/prometheus/metrics": RouteCase(200),
+    "GET /v2/requests": RouteCase(404),
+    "GET /v2/quotas": RouteCase(200),
+    "POST /v2/models/{model}/infer": RouteCase(200, OIP),
+    "POST /v2/repository/models/{model}/unload": RouteCase(200),
     "GET /v2/rollouts": RouteCase(200),
     "POST /v2/rollouts/{model}": RouteCase(400, {}),
     "GET /v2/rollouts/{model}": RouteCase(404),

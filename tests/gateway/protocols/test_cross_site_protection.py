@@ -79,7 +79,7 @@ def test_names_that_are_allowed_pass() -> None:
 HARMLESS = (
     "/infer", "/generate", "/generate_stream", ":predict", ":classify", ":regress", "/invoke",
     "/invocations", "/explain", "/embed", "/embeddings", "/predict", "/rerank",
-    "/completions", "/responses",
+    "/completions", "/responses", "/repository/index",
 )  # fmt: skip
 
 

@@ -310,8 +310,18 @@ def test_who_may_see_some_versions_sees_their_samples_only() -> None:
     assert {line: metrics_port._shows(line, allowed) for line in shown} == shown
 
 
-def test_the_metrics_port_serves_metrics_and_nothing_else(gateway: Gateway) -> None:
-    for path in ("/", "/metrics/", "/v2/health/live", "/docs"):
+def test_the_metrics_port_serves_metrics_and_the_console_and_nothing_else(
+    gateway: Gateway,
+) -> None:
+    for path in (
+        "/",
+        "/metrics/",
+        "/v1/models",
+        "/models",
+        "/consoles",
+        "/console/none.js",
+        "/docs",
+    ):
         assert httpx.get(f"http://127.0.0.1:{gateway.metrics_port}{path}").status_code == 404
     assert httpx.get(f"http://{gateway.http}/metrics").status_code == 404
 
