@@ -104,6 +104,10 @@ COMMANDS = {
         "modelport.gateway.cli.doctor:doctor",
         "Show what this machine can run.",
     ),
+    "top": (
+        "modelport.gateway.cli.top:top",
+        "Watch the models of a running gateway on a terminal.",
+    ),
     "models": ("modelport.gateway.cli.infer:models", "List the models of a running gateway."),
     "infer": ("modelport.gateway.cli.infer:infer", "Send a file to a model of a running gateway."),
     "load": (
@@ -137,7 +141,7 @@ TASKS = {
         *("publish", "install", "keygen", "package", "migrate"),
     ),
     "Serve": ("serve", "key", "access"),
-    "Use a running gateway": ("models", "infer", "load", "unload"),
+    "Use a running gateway": ("models", "top", "infer", "load", "unload"),
     "Choose versions": ("label", "rollback", "rollout"),
     "Measure and compare": ("loadtest", "compare", "gate", "records", "replay", "drift"),
 }

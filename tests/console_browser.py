@@ -40,7 +40,10 @@ from tests.server import Gateway, serving
 
 AXE = "axe-core@4.14.1"
 #: Of the archive, as the registry states it: npm view axe-core@VERSION dist.integrity
-AXE_INTEGRITY = "sha512-FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ=="
+AXE_INTEGRITY = (
+    "sha512-FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASy"
+    "FNNtuFooJpZe37OgudVGtQ=="
+)
 #: What axe calls serious, and worse.
 SERIOUS = ("serious", "critical")
 HOSTILE = "<img src=x onerror=window.ran=1>"

@@ -37,15 +37,19 @@ _ERRORS: dict[int, type[ModelportError]] = {
 class AdminClient:
     """Requests to the admin listener at ``url``, with the credentials of the command at hand.
 
+    Args:
+        named: The name of ``url`` in the command, for errors.
+
     Raises:
         InvalidArgument: ``url`` is not an http:// URL, or a file of the credentials cannot be used.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, named: str = "--url") -> None:
+        self._named = named
         given = server_credentials.current()
         scheme = "https" if given.needs_tls else "http"
         if "@" in url:
-            raise InvalidArgument(server_credentials.USER_IN_URL)
+            raise InvalidArgument(server_credentials.USER_IN_URL.replace("--url", named))
         try:
             parts = urllib.parse.urlsplit(url if "//" in url else f"{scheme}://{url}")
             valid = parts.scheme in ("http", "https") and bool(parts.hostname)
@@ -53,7 +57,7 @@ class AdminClient:
         except ValueError:  # a port out of range, or unbalanced brackets
             valid = False
         if not valid:
-            raise InvalidArgument(f"--url '{url}' is not http://HOST:PORT")
+            raise InvalidArgument(f"{named} '{url}' is not http://HOST:PORT")
         self.url = f"{parts.scheme}://{parts.netloc}"
         self._tls = given.context() if parts.scheme == "https" else None
         token = given.token()
@@ -66,13 +70,21 @@ class AdminClient:
             Unavailable: no gateway answers.
             ModelportError: the gateway's error.
         """
-        return self._request("GET", path, None)
+        return self._document(path, *self._request("GET", path, None))
+
+    def text(self, path: str) -> str:
+        """The text at ``path``; errors as ``get``."""
+        status, content = self._request("GET", path, None)
+        if status != 200:
+            self._document(path, status, content)
+        return content.decode(errors="replace")
 
     def post(self, path: str, document: Any) -> Any:
         """The answer to ``document``; errors as ``get``."""
-        return self._request("POST", path, json.dumps(document).encode())
+        content = json.dumps(document).encode()
+        return self._document(path, *self._request("POST", path, content))
 
-    def _request(self, method: str, path: str, body: bytes | None) -> Any:
+    def _request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         connection = (
             http.client.HTTPConnection(*self._address, timeout=TIMEOUT_SECONDS)
             if self._tls is None
@@ -86,15 +98,17 @@ class AdminClient:
         try:
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
-            content, status = answer.read(MAX_ANSWER_BYTES), answer.status
+            return answer.status, answer.read(MAX_ANSWER_BYTES)
         except (OSError, http.client.HTTPException) as error:
             raise Unavailable(
                 tls_errors.explain(error, self.url)
                 or f"no gateway responds at {self.url}; start one with 'modelport serve', or give "
-                "the address of its metrics port with --url"
+                f"the address of its metrics port with {self._named}"
             ) from error
         finally:
             connection.close()
+
+    def _document(self, path: str, status: int, content: bytes) -> Any:
         try:
             document = json.loads(content)
         except ValueError:
@@ -104,7 +118,7 @@ class AdminClient:
         reason = document.get("error") if isinstance(document, dict) else None
         if reason is None or (status == 404 and reason == "Not Found"):
             raise InvalidArgument(
-                f"{self.url} does not serve rollouts (status {status}); --url is the address of "
-                "the gateway's metrics port"
+                f"{self.url} does not serve {path} (status {status}); {self._named} is the address "
+                "of the gateway's metrics port"
             )
         raise _ERRORS.get(status, Unavailable)(str(reason))

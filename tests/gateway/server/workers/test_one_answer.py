@@ -15,6 +15,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
+from modelport.gateway.server.workers import forwarded_requests
 from modelport.gateway.wire.proto import serving_pb2
 from tests.faults import probes
 from tests.faults.probes import EXPLICIT, ChangingRepository
@@ -100,6 +101,33 @@ def test_what_a_worker_that_hangs_has_counted_stays_in_the_sum(
         assert probes.metric(gateway, "count", model="m") == total
     finally:
         os.kill(hanging, signal.SIGCONT)
+
+
+def test_the_metrics_port_has_a_worker_answer_requests_of_the_console(
+    explicit: tuple[Gateway, ChangingRepository],
+) -> None:
+    gateway, _ = explicit
+    before = statistics(gateway)[0]["inference_count"]
+    with httpx.Client(base_url=gateway.metrics.removesuffix("/metrics")) as http:
+        row = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
+        reply = http.post("/v2/models/m/infer?a=b", json={"inputs": [row]})
+        assert (reply.status_code, reply.json()["outputs"][0]["data"]) == (200, [2, 4, 6, 8])
+        assert http.get("/v2/models/m/versions/9").status_code == 404
+        assert http.post("/v2/models/m/generate_stream", json={"x": [1, 2, 3, 4]}).text.startswith(
+            "data: "
+        )
+        assert http.post("/v2/repository/models/other/load").status_code == 200
+        states = {row["name"]: row["state"] for row in http.post("/v2/repository/index").json()}
+        assert states["other"] == "READY"
+        assert http.post("/v2/repository/models/other/unload").status_code == 200
+        body = bytes(forwarded_requests.MAX_BYTES + 1)
+        assert http.post("/v2/models/m/infer", content=body).status_code == 413
+        assert http.get("/v2/requests").status_code == 404, "there is no access log"
+        text = http.get("/metrics?model=m").text
+        assert 'nv_inference_count{model="m"' in text
+        assert 'model="other",version' not in text
+        assert http.get("/console").status_code == 200
+    assert statistics(gateway)[0]["inference_count"] == before + 2
 
 
 @slow
