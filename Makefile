@@ -19,7 +19,7 @@ STAMP = $(BIN)/python .ci/result_pages.py
 
 .DEFAULT_GOAL := help
 .PHONY: access access-timing audit bench-access bench-sight compare compare-faults constraints coverage docs docs-blocks docs-serve gpu-check gpu-wheels help package run serve test test-thorough lint format long-streams perf-analyzer bench bench-quick bench-startup bench-text \
-	loadtest-agreement loadtest-backends bench-hop bench-python python-models drift-statistics gate-statistics rollout-statistics rollout-faults gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
+	loadtest-agreement loadtest-backends bench-hop bench-python python-models drift-statistics gate-statistics rollout-statistics rollout-faults gate-real console report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
 	matrix mutations package pages peer-suites real-models runtimes storage swagger-ui text-clients tfserving-clients triton-package upstream upstream-triton protos sbom fuzz attacks-cost soak scaling sight sweep \
 	workers ray deploy envoy clean
 
@@ -144,6 +144,9 @@ loadtest-backends: $(READY) ## Load-test the gateway, TorchServe and Triton in e
 report-browser: $(READY) ## Open the reports, and /docs of a gateway, in headless Chromium: light, dark, narrow, hostile names
 	$(BIN)/python -m tests.loadtests.report_browser
 	$(BIN)/python -m tests.docs_browser
+
+console: $(READY) ## Open the console in headless Chromium: every view and action, hostile names, 1,000 models; needs npm for axe
+	$(BIN)/python -m tests.console_browser
 
 swagger-ui: ## Fetch the pinned files of /docs from npm again
 	$(PYTHON) .ci/swagger_ui.py

@@ -52,7 +52,12 @@ HOSTILE_LABEL = "<svg onload=window.ran=2>‮"
 FIRST_PAINT_MS, WIRE_BYTES, FRAME_MS = 1000, 300_000, 100
 VIEWS = ("#/models", "#/models/x2", f"#/models/{quote(HOSTILE)}", "#/models/broken", "#/models/net",
          "#/rollouts", "#/rollouts/x2", "#/requests", "#/gateway", "#/nothing/%")  # fmt: skip
+#: Views that are looked at until they have figures.
+PATIENT = [
+    (1280, "light", view) for view in ("#/models", "#/models/x2", "#/models/net", "#/rollouts/x2")
+]
 ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+NET_ROW = {"inputs": [{**ROW["inputs"][0], "name": "features"}]}
 #: A fifth of the answers disagree, which the limits allow, so the rollout stays in its first stage.
 PLAN = {
     "candidate": "2", "baseline": 1, "shadow": 0.5, "steps": [0.5], "by": HOSTILE,
@@ -238,6 +243,8 @@ def traffic(gateway: Gateway) -> Iterator[None]:
         number = 0
         while not ending.wait(0.01):
             number += 1
+            with suppress(HTTPError, OSError):
+                ask(f"http://{gateway.http}/v2/models/net/infer", NET_ROW)
             for model in ("x2", quote(HOSTILE), "absent" if number % 20 == 0 else "x2"):
                 row = json.loads(json.dumps(ROW))
                 row["inputs"][0]["data"][0] = number % 50
@@ -356,7 +363,8 @@ def looks(browser: Browser, url: str, axe: str, pictures: Path | None) -> list[s
                 console = Console(browser, url, width, scheme)
                 console.expected = ("404",)
                 page = console.open(view)
-                page.wait_for_timeout(400 if view != "#/models/x2" else 4500)
+                figures = (width, scheme, view) in PATIENT
+                page.wait_for_timeout(6500 if figures else 400)
                 console.check(view)
                 wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
                 if wide > 0:

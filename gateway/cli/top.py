@@ -37,7 +37,7 @@ class _Look(NamedTuple):
     """The gateway at one moment."""
 
     at: float
-    index: Sequence[Mapping[str, str]]
+    versions: Sequence[Mapping[str, str]]
     statistics: Mapping[_Key, Mapping[str, Any]]
     latencies: Mapping[_Key, _Buckets]
     families: Mapping[str, Metric]
@@ -90,7 +90,7 @@ def _look(client: AdminClient) -> _Look:
 
 def _show(url: str, before: _Look, now: _Look, lines: int | None) -> None:
     seconds = max(now.at - before.at, 1e-9)
-    rows = [_row(before, now, seconds, entry) for entry in now.index]
+    rows = [_row(before, now, seconds, entry) for entry in now.versions]
     rows.sort(key=lambda row: (-row[0], row[1]))
     shown = [texts for _, texts in rows[: None if lines is None else max(1, lines - _OTHER_LINES)]]
     total = sum(rate for rate, _ in rows)
@@ -122,8 +122,9 @@ def _row(
         return 0.0, (*texts, *[""] * 6, entry.get("reason", ""))
     earlier = before.statistics.get(key, current)
 
-    def grown(phase: str, field: str) -> float:
-        return max(0.0, current[phase][field] - earlier[phase][field])
+    def grown(phase: str, field: str) -> int:
+        """The growth of a counter in the interval; it is 0 if the gateway was started again."""
+        return max(0, int(current[phase][field]) - int(earlier[phase][field]))
 
     def mean(phase: str) -> float:
         return grown(phase, "ns") / 1000 / answered if answered else math.nan

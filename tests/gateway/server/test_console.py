@@ -18,7 +18,7 @@ from modelport.gateway.server.admin import console_page
 from modelport.gateway.settings import AccessLogSettings
 from tests import models
 from tests.gateway.access import gateway as guarded
-from tests.gateway.telemetry.observed_gateway import OIP, ObservedGateway, serving
+from tests.gateway.telemetry.observed_gateway import OIP, ObservedGateway, lines, serving
 
 #: References of a page, a module or a style sheet to other files.
 REFERENCE = re.compile(r"""(?:href=|src=|from |import\()"([^"#]+)"|(?<!\w)url\(([^)]*)\)""")
@@ -121,13 +121,14 @@ def test_code_that_makes_markup_of_text_is_found(bad: str) -> None:
 
 
 async def test_the_api_of_the_http_port_is_on_the_metrics_port_and_seen_in_the_access_log(
-    gateway: ObservedGateway,
+    gateway: ObservedGateway, tmp_path: Path
 ) -> None:
     reply = await gateway.infer("x2", **{"x-request-id": "mine"})
     assert reply.json()["outputs"][0]["data"] == [2.0, 4.0, 6.0, 8.0]
     assert (await gateway.infer("absent")).status_code == 404
     rows = (await gateway.http.post("/v2/repository/index")).json()
     assert {row["name"] for row in rows} == {"x2", "broken"}
+    await lines(tmp_path / "log", 2)
     kept = (await gateway.http.get("/v2/requests")).json()
     assert [row["request_id"] for row in kept["requests"]][1] == "mine"
     assert [row["status"] for row in kept["notable"]] == [404]
@@ -177,6 +178,7 @@ async def test_the_files_need_no_credential_and_what_they_show_needs_the_right_o
         for model in ("mine", "yours"):
             path = f"/v2/models/{model}/infer"
             await http.post(path, json=OIP, headers=running.headers("right"))
+        await lines(tmp_path / "log", 2)
         seen = {
             caller: (await get("/v2/requests", caller)).json()["requests"]
             for caller in ("right", "other")
