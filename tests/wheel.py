@@ -92,10 +92,8 @@ def check_contents(wheel: Path) -> None:
     assert {"modelport/py.typed", "triton_python_backend_utils/py.typed"} <= names
     assert "modelport/loadtests/locustfile.py" in names
     assert "modelport/gateway/protocols/swagger_ui/swagger-ui-bundle.js.gz" in names
-    console = ROOT / "gateway" / "server" / "admin" / "console"
-    assert {
-        f"modelport/gateway/server/admin/console/{each.name}" for each in console.iterdir()
-    } <= names
+    console = ROOT / "gateway" / "server" / "console"
+    assert {f"modelport/gateway/server/console/{each.name}" for each in console.iterdir()} <= names
 
 
 def install(wheel: Path, environment: Path) -> tuple[Path, Path]:

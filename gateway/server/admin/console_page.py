@@ -41,7 +41,7 @@ Recent = Callable[[], Awaitable[RecentRequests | None]]
 PAGE = "/console"
 #: What is passed on to the API of the HTTP port; the last one takes pictures.
 API = "/v2", "/v2/", "/predictions/"
-FOLDER = Path(__file__).with_name("console")
+FOLDER = Path(__file__).parents[1] / "console"
 MEDIA_TYPES: Mapping[str, bytes] = {
     ".css": b"text/css; charset=utf-8",
     ".html": b"text/html; charset=utf-8",
