@@ -104,7 +104,7 @@ def _proven(
     if target.quantize:
         _check_quantized(path, row, target.quantize)
     _check_draws_nothing(path, row)
-    session = _opened(row, path)
+    session = opened(row, path)
     precision = held_to(target, optimization)
     try:
         report, found = prove(source, session, precision, checks, progress)
@@ -116,7 +116,7 @@ def _proven(
     return Proof(report, found, usage, optimization)
 
 
-def _opened(row: Format, path: Path) -> ParitySession:
+def opened(row: Format, path: Path) -> ParitySession:
     """Open the artifact in the runtime that will serve it; that runtime may lack an operator."""
     try:
         return row.open_session(path, trusted=True)

@@ -20,7 +20,9 @@ from onnxscript import opset18
 from onnxscript.rewriter._matcher import SimplePatternMatcher
 from torch import Tensor, nn
 from torch.onnx import ONNXProgram
+from torch.onnx._internal.exporter import _decomp
 
+from modelport.exporters.decompositions import DECOMPOSITIONS
 from modelport.exporters.formats import onnx_difference, onnx_opsets, open_sizes, tracing
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Source
@@ -79,7 +81,12 @@ def _size_of(module: nn.Module) -> int:
 
 def _convert(source: Source, module: nn.Module, target: ExportTarget) -> ONNXProgram:
     signature = source.signature
-    with open_sizes.kept_by(module), _subtraction_of_integers(), _exact_constants():
+    with (
+        open_sizes.kept_by(module),
+        _subtraction_of_integers(),
+        _exact_constants(),
+        _decompositions(),
+    ):
         program = torch.onnx.export(
             module,
             tracing.example_inputs(signature, source.spec.masks),
@@ -186,6 +193,21 @@ def _subtraction_of_integers() -> Iterator[None]:
         yield
     finally:
         Tensor.__rsub__ = subtract  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _decompositions() -> Iterator[None]:
+    """Decompose operators that torch.onnx has no translation of, or a wrong one, in its own way."""
+    create = _decomp.create_onnx_friendly_decomposition_table
+
+    def with_ours(translated: Any) -> dict[Any, Any]:
+        return {**create(translated), **DECOMPOSITIONS}
+
+    _decomp.create_onnx_friendly_decomposition_table = with_ours
+    try:
+        yield
+    finally:
+        _decomp.create_onnx_friendly_decomposition_table = create
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
+from modelport.exporters.decompositions import DECOMPOSITIONS
 from modelport.exporters.lowering.operators import OPERATORS
 from modelport.exporters.lowering.registry import name_of
 from modelport.exporters.lowering.simplification import simplify
@@ -47,6 +48,7 @@ def prepared(traced: ExportedProgram) -> ExportedProgram:
 def decompositions() -> Any:
     """PyTorch's decompositions into core operators, except of what the table has whole."""
     table = torch.export.default_decompositions()
+    table.update(DECOMPOSITIONS)
     for operator in list(table):
         if name_of(operator) in OPERATORS:
             del table[operator]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import json
 import multiprocessing
 import os
@@ -11,11 +12,12 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -81,36 +83,51 @@ def _all_formats(architecture: Architecture, formats: Sequence[str]) -> list[Exp
 
 def _in_process(architecture: Architecture, formats: Sequence[str]) -> list[ExportOutcome]:
     """The outcomes of a process, up to the format that ended it."""
+    work = functools.partial(_work, architecture, formats)
+    found, ended = received(work, len(formats), CPU_SECONDS)
+    if ended:
+        name = formats[len(found)]
+        found.append(_outcome(architecture, name, ExportVerdict.CRASHED, ended))
+    return found
+
+
+def received(
+    work: Callable[[Connection], None], count: int, seconds: float
+) -> tuple[list[Any], str]:
+    """Run ``work`` in a process of its own; return the ``count`` objects that it sends.
+
+    If the process ends before, or needs more processor time than ``seconds`` for one of them, the
+    second result says so.
+    """
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(architecture, formats, theirs))
+    process = context.Process(target=work, args=(theirs,))
     process.start()
     theirs.close()
-    found: list[ExportOutcome] = []
+    found: list[Any] = []
+    ended = ""
     try:
-        while len(found) < len(formats):
-            _wait(ours, process.pid)
+        while len(found) < count:
+            _wait(ours, process.pid, seconds)
             found.append(ours.recv())
     except (EOFError, TimeoutError) as error:
         process.kill()
         process.join()
-        detail = str(error) or f"the process ended with {process.exitcode}"
-        name = formats[len(found)]
-        found.append(_outcome(architecture, name, ExportVerdict.CRASHED, detail))
+        ended = str(error) or f"the process ended with {process.exitcode}"
     process.join()
-    return found
+    return found, ended
 
 
-def _wait(outcomes: Connection, pid: int | None) -> None:
+def _wait(outcomes: Connection, pid: int | None, seconds: float) -> None:
     """Wait for the next outcome of a process.
 
     Raises:
         TimeoutError: it has used its time.
     """
-    until, limit = time.monotonic() + SECONDS, _cpu_seconds(pid) + CPU_SECONDS
+    until, limit = time.monotonic() + SECONDS, _cpu_seconds(pid) + seconds
     while not outcomes.poll(1.0):
         if _cpu_seconds(pid) > limit or time.monotonic() > until:
-            raise TimeoutError(f"no end after {CPU_SECONDS:.0f} s of processor time")
+            raise TimeoutError(f"no end after {seconds:.0f} s of processor time")
 
 
 def _cpu_seconds(pid: int | None) -> float:

@@ -1,0 +1,17 @@
+"""Operators of PyTorch that the formats lack, by operators that they have.
+
+Each is a function of PyTorch. torch.onnx has no translation of these operators, or a wrong one;
+TensorFlow uses the decomposition of those that ``exporters.lowering`` has no table entry for.
+"""
+
+from __future__ import annotations
+
+from modelport.exporters.decompositions import (
+    elementwise,
+    linear_algebra,
+    selection,
+    special,
+)
+from modelport.exporters.decompositions.table import DECOMPOSITIONS
+
+__all__ = ["DECOMPOSITIONS", "elementwise", "linear_algebra", "selection", "special"]
