@@ -9,9 +9,11 @@ from __future__ import annotations
 from modelport.exporters.decompositions import (
     elementwise,
     linear_algebra,
+    pooling,
+    scattering,
     selection,
     special,
 )
 from modelport.exporters.decompositions.table import DECOMPOSITIONS
 
-__all__ = ["DECOMPOSITIONS", "elementwise", "linear_algebra", "selection", "special"]
+__all__ = ["DECOMPOSITIONS", "elementwise", "linear_algebra", "pooling", "scattering", "selection", "special"]

@@ -15,7 +15,7 @@ aten = torch.ops.aten
 _SMALL = (torch.bool, torch.uint8, torch.int8, torch.int16)
 
 
-def _numbers(x: Tensor) -> Tensor:
+def numbers(x: Tensor) -> Tensor:
     return x.to(torch.int32) if x.dtype in _SMALL else x
 
 
@@ -23,7 +23,7 @@ def _top(x: Tensor, count: Any, dim: int, largest: bool) -> tuple[Tensor, Tensor
     """The extreme elements in order; of equal ones the first comes first."""
     if not x.dim():
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
-    values, places = torch.topk(_numbers(x), count, dim, largest)
+    values, places = torch.topk(numbers(x), count, dim, largest)
     return values.to(x.dtype), places
 
 
@@ -99,17 +99,17 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tenso
     """The most frequent element, the smallest of several, and its last place."""
     if not x.dim():
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
-    rows = _numbers(x).movedim(dim, -1)
+    rows = numbers(x).movedim(dim, -1)
     counts = (rows.unsqueeze(-1) == rows.unsqueeze(-2)).sum(-1)
     frequent = counts == counts.amax(-1, keepdim=True)
-    values = torch.where(frequent, rows, _limit(rows, largest=True)).amin(-1, keepdim=True)
+    values = torch.where(frequent, rows, limit(rows, largest=True)).amin(-1, keepdim=True)
     along = torch.arange(rows.shape[-1], device=x.device)
     places = torch.where(rows == values, along, -1).amax(-1, keepdim=True)
     found = [each.movedim(-1, dim) for each in (values.to(x.dtype), places)]
     return (found[0], found[1]) if keepdim else (found[0].squeeze(dim), found[1].squeeze(dim))
 
 
-def _limit(x: Tensor, largest: bool) -> float:
+def limit(x: Tensor, largest: bool) -> float:
     if x.is_floating_point():
         return torch.inf if largest else -torch.inf
     return torch.iinfo(x.dtype).max if largest else torch.iinfo(x.dtype).min
@@ -135,8 +135,8 @@ def _running(x: Tensor, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
     """The running extreme and the index of its last occurrence so far."""
     if not x.dim():
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
-    numbers = _numbers(x)
-    rows, before = _prefixes(numbers, dim, _limit(numbers, not largest))
+    numbers = numbers(x)
+    rows, before = _prefixes(numbers, dim, limit(numbers, not largest))
     values = rows.amax(-1) if largest else rows.amin(-1)
     same = rows == values.unsqueeze(-1)
     if x.is_floating_point():

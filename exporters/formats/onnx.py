@@ -23,7 +23,7 @@ from torch.onnx import ONNXProgram
 from torch.onnx._internal.exporter import _decomp
 
 from modelport.exporters.decompositions import DECOMPOSITIONS
-from modelport.exporters.formats import onnx_difference, onnx_opsets, open_sizes, tracing
+from modelport.exporters.formats import onnx_difference, onnx_kernels, onnx_opsets, open_sizes, tracing
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.requests.random_inputs import model_dims
@@ -97,12 +97,14 @@ def _convert(source: Source, module: nn.Module, target: ExportTarget) -> ONNXPro
             verbose=False,
         )
     assert program is not None  # the other exporter returns None
+    onnx_kernels.cast_around_gaps(program.model)
     _declare(program.model, signature)
     return program
 
 
 def _translations() -> dict[Any, Any]:
-    """Operators whose exponentials overflow in onnxscript 0.7 from 89 on."""
+    """Operators whose exponentials overflow in onnxscript 0.7 from 89 on, and a selection whose
+    size depends on values."""
     op: Any = opset18  # its types allow no number in CastLike
 
     def logaddexp(self: Any, other: Any) -> Any:
@@ -120,8 +122,13 @@ def _translations() -> dict[Any, Any]:
     def log_sigmoid(self: Any) -> Any:
         return op.Neg(logaddexp(op.Neg(self), op.CastLike(0.0, self)))
 
+    def masked_select(self: Any, mask: Any) -> Any:
+        chosen = op.Reshape(op.Expand(mask, op.Shape(self)), op.Constant(value_ints=[-1]))
+        return op.Compress(op.Expand(self, op.Shape(mask)), chosen)
+
     operators = torch.ops.aten
     return {
+        operators.masked_select.default: masked_select,
         operators.logaddexp.default: logaddexp,
         operators.logaddexp2.default: logaddexp2,
         operators.log_sigmoid.default: log_sigmoid,

@@ -41,7 +41,7 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
         Unsupported: an operator has no built-in kernel, or the converter refuses otherwise.
     """
     from modelport.exporters.formats import savedmodel
-    from modelport.exporters.lowering.loops import built_in_operators
+    from modelport.exporters.lowering.built_in import built_in_operators
 
     with (
         built_in_operators(),

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from modelport.exporters.lowering.built_in import only_built_in
 from modelport.exporters.lowering.sizes import size
 from modelport.exporters.runtime.tensorflow_runtime import tf
-
-_BUILT_IN_ONLY: ContextVar[bool] = ContextVar("built_in_only", default=False)
-
-
-@contextmanager
-def built_in_operators() -> Iterator[None]:
-    """Lower for TFLite, which has no arrays of tensors of unknown size."""
-    token = _BUILT_IN_ONLY.set(True)
-    try:
-        yield
-    finally:
-        _BUILT_IN_ONLY.reset(token)
-
 
 #: One step: the state and the slices to the next state and the slices of the results.
 Step = Callable[[list[Any], list[Any]], tuple[list[Any], list[Any]]]
@@ -37,7 +23,7 @@ def scan(
         reverse: run from the last slice to the first; results keep the order of ``xs``.
     """
     length = size(xs[0], 0)
-    stack = _Concatenation if _BUILT_IN_ONLY.get() else _TensorArray
+    stack = _Concatenation if only_built_in() else _TensorArray
     stacks = [stack(each, length, reverse) for each in like]
     counts = len(state)
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._decomp import decomposition_table
 from torch.export import ExportedProgram
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from modelport.exporters.decompositions import DECOMPOSITIONS
+from modelport.exporters.lowering.built_in import only_built_in
 from modelport.exporters.lowering.operators import OPERATORS
 from modelport.exporters.lowering.registry import name_of
 from modelport.exporters.lowering.simplification import simplify
@@ -30,6 +32,10 @@ ASSERTIONS = frozenset(
 )
 
 
+#: Operators that TFLite has no kernel for; TensorFlow has.
+NOT_BUILT_IN = frozenset(("erfinv", "lgamma"))
+
+
 def prepared(traced: ExportedProgram) -> ExportedProgram:
     """``traced`` decomposed, without checks, and with views of views made simpler."""
     program: ExportedProgram = traced.run_decompositions(decompositions())
@@ -46,11 +52,15 @@ def prepared(traced: ExportedProgram) -> ExportedProgram:
 
 
 def decompositions() -> Any:
-    """PyTorch's decompositions into core operators, except of what the table has whole."""
+    """PyTorch's decompositions and the project's own, except of what the table has whole."""
     table = torch.export.default_decompositions()
+    for operator, function in decomposition_table.items():
+        if hasattr(operator, "_schema") and operator not in table:
+            table[operator] = function
     table.update(DECOMPOSITIONS)
     for operator in list(table):
-        if name_of(operator) in OPERATORS:
+        name = name_of(operator)
+        if name in OPERATORS and not (only_built_in() and name in NOT_BUILT_IN):
             del table[operator]
     return table
 

@@ -15,6 +15,7 @@ import argparse
 import fnmatch
 import functools
 import gc
+import itertools
 import json
 import os
 import sys
@@ -30,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._export import utils
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from tests import verb
@@ -89,23 +91,22 @@ def main() -> int:
     done = read(options.results)
     if options.failed:
         done = {key: row for key, row in done.items() if row.verdict in ("right", "excluded")}
-    # It reads the source of all translations, which takes longer than a conversion.
+    # Both look at all operators each time, which takes longer than a conversion.
+    utils._materialize_cpp_cia_ops = functools.cache(utils._materialize_cpp_cia_ops)
     read_once = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
     ONNXRegistry.from_torchlib = read_once  # type: ignore[assignment, method-assign]
     import_libraries(tensorflow=formats != ("onnx",))
-    cells = [
-        (name, dtype, left)
+    steps = [
+        (name, each, left)
         for name, info in opinfo.operators().items()
         if any(fnmatch.fnmatch(name, pattern) for pattern in options.patterns)
-        for dtype in opinfo.DTYPES
-        if dtype in info.dtypes
-        if (left := [f for f in formats if (name, _short(dtype), f) not in done])
-        and (name, _short(dtype), "") not in done
+        for each in formats
+        if (left := [t for t in opinfo.DTYPES if t in info.dtypes and _left(done, name, t, each)])
     ][shard - 1 :: of]
-    print(f"{len(cells)} operators and datatypes, {options.jobs} at once", flush=True)
+    print(f"{len(steps)} operators and formats, {options.jobs} at once", flush=True)
     gc.collect()
     gc.freeze()  # an export collects garbage
-    for outcome in _run(cells, options.jobs, not options.whole):
+    for outcome in _run(steps, options.jobs, not options.whole):
         with options.results.open("a") as lines:
             lines.write(json.dumps(asdict(outcome)) + "\n")
         if outcome.verdict not in ("right", "excluded"):
@@ -125,74 +126,110 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def read(file: Path) -> dict[tuple[str, str, str], OperatorOutcome]:
+Outcomes = Mapping[tuple[str, str, str], OperatorOutcome]
+
+
+def read(file: Path) -> Outcomes:
     """The outcomes in ``file``; the last one of a cell counts."""
     lines = file.read_text().splitlines() if file.is_file() else []
     rows = [OperatorOutcome(**json.loads(line)) for line in lines]
     return {(row.operator, row.dtype, row.format): row for row in rows}
 
 
-Cell = tuple[str, torch.dtype, Sequence[str]]
+def _left(done: Outcomes, name: str, dtype: torch.dtype, format_name: str) -> bool:
+    return not {(name, _short(dtype), each) for each in (format_name, "")} & done.keys()
 
 
-def _run(cells: Sequence[Cell], jobs: int, apart: bool) -> Iterator[OperatorOutcome]:
-    groups = [cells[start : start + AT_ONCE] for start in range(0, len(cells), AT_ONCE)]
+#: An operator, a format, and the datatypes.
+Step = tuple[str, str, Sequence[torch.dtype]]
+
+
+def _run(steps: Sequence[Step], jobs: int, apart: bool) -> Iterator[OperatorOutcome]:
+    groups = [steps[start : start + AT_ONCE] for start in range(0, len(steps), AT_ONCE)]
     with ThreadPoolExecutor(jobs) as pool:
         for done in as_completed([pool.submit(_group, group, apart) for group in groups]):
             yield from done.result()
 
 
-def _group(cells: Sequence[Cell], apart: bool) -> list[OperatorOutcome]:
-    """The outcomes of ``cells``; a conversion that ends its process takes no other with it."""
-    steps = [(name, dtype, each) for name, dtype, formats in cells for each in formats]
+def _group(steps: Sequence[Step], apart: bool) -> list[OperatorOutcome]:
+    """The outcomes of ``steps``; a conversion that ends its process takes no other with it."""
     outcomes: list[OperatorOutcome] = []
-    place = 0
-    while place < len(steps):
-        work = functools.partial(_work, steps[place:], apart)
-        found, ended = attempts.received(work, len(steps) - place, CPU_SECONDS)
-        outcomes += found
-        place += len(found)
-        if ended and place < len(steps):
-            name, dtype, each = steps[place]
-            outcomes.append(OperatorOutcome(name, _short(dtype), each, "crashed", ended))
-            place += 1
+    left = list(steps)
+    while left:
+        found, ended = attempts.received(
+            functools.partial(_work, left, apart), len(left), CPU_SECONDS
+        )
+        outcomes += itertools.chain.from_iterable(found)
+        left = left[len(found) :]
+        if ended and left:
+            name, each, dtypes = left.pop(0)
+            if len(dtypes) > 1:  # which of them it was
+                left = [*((name, each, [dtype]) for dtype in dtypes), *left]
+            else:
+                outcomes.append(OperatorOutcome(name, _short(dtypes[0]), each, "crashed", ended))
     return outcomes
 
 
-def _work(steps: Sequence[tuple[str, torch.dtype, str]], apart: bool, pipe: Connection) -> None:
+def _work(steps: Sequence[Step], apart: bool, pipe: Connection) -> None:
     output = os.open(os.devnull, os.O_WRONLY)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    for name, dtype, each in steps:
-        started = time.process_time()
+    for step in steps:
+        pipe.send(_outcomes(*step, apart))
+
+
+def _outcomes(
+    name: str, format_name: str, dtypes: Sequence[torch.dtype], apart: bool
+) -> list[OperatorOutcome]:
+    """Try one model of all datatypes, and if it is not right, one of each."""
+    started = time.process_time()
+    found: list[OperatorOutcome] = []
+    samples: dict[str, list[OperatorSample]] = {}
+    for dtype in dtypes:
+        where = ""  # excluded from every format
         try:
-            outcome = _outcome(name, dtype, each, apart)
-        except Exception:
-            outcome = OperatorOutcome(
-                name, _short(dtype), each, "crashed", traceback.format_exc(limit=-3)
-            )
-        pipe.send(replace(outcome, seconds=round(time.process_time() - started, 2)))
+            chosen = opinfo.samples(name, dtype)
+            if format_name == "tflite":
+                where = format_name
+                chosen = opinfo.without_empty_inputs(chosen)
+            samples[_short(dtype)] = chosen
+        except NoSubject as error:
+            found.append(OperatorOutcome(name, _short(dtype), where, "excluded", str(error)))
+    together = list(itertools.chain.from_iterable(samples.values()))
+    right = len(samples) > 1 and _tried(name, together, format_name)[0] == "right"
+    for dtype_name, chosen in samples.items():
+        cell = OperatorOutcome(name, dtype_name, format_name, "right", "", 0, len(chosen))
+        cell = replace(cell, right=len(chosen)) if right else _judged(cell, chosen, apart)
+        seconds = round(time.process_time() - started, 2)
+        started = time.process_time()
+        found.append(replace(cell, seconds=seconds))
+    return found
 
 
-def _outcome(name: str, dtype: torch.dtype, format_name: str, apart: bool) -> OperatorOutcome:
-    cell = OperatorOutcome(name, _short(dtype), format_name, "right")
-    try:
-        samples = opinfo.samples(name, dtype)
-        if format_name == "tflite":
-            samples = opinfo.without_empty_inputs(samples)
-    except NoSubject as error:
-        return replace(cell, format="", verdict="excluded", detail=str(error))
-    verdict, detail = tried(name, samples, format_name)
-    if verdict == "right" or len(samples) == 1 or not apart:
-        right = len(samples) if verdict == "right" else 0
-        return replace(cell, verdict=verdict, detail=detail, right=right, samples=len(samples))
-    ends = [tried(name, [sample], format_name) for sample in samples]
-    right = sum(verdict == "right" for verdict, _ in ends)
-    for worst in ("wrong", "refused"):
+def _judged(
+    cell: OperatorOutcome, samples: Sequence[OperatorSample], apart: bool
+) -> OperatorOutcome:
+    """Try one model of all samples, and if it is not right, one of each."""
+    verdict, detail = _tried(cell.operator, samples, cell.format)
+    ends = [(verdict, detail)]
+    if verdict == "right":
+        return replace(cell, right=len(samples))
+    if len(samples) > 1 and apart:
+        ends = [_tried(cell.operator, [sample], cell.format) for sample in samples]
+    for worst in ("crashed", "wrong", "refused"):
         if reason := next((detail for found, detail in ends if found == worst), ""):
             verdict, detail = worst, reason
             break
-    return replace(cell, verdict=verdict, detail=detail, right=right, samples=len(samples))
+    right = sum(verdict == "right" for verdict, _ in ends)
+    return replace(cell, verdict=verdict, detail=detail, right=right)
+
+
+def _tried(name: str, samples: Sequence[OperatorSample], format_name: str) -> tuple[str, str]:
+    """Convert one model of ``samples``, run it, and compare: the verdict, and the reason."""
+    try:
+        return tried(name, samples, format_name)
+    except Exception:
+        return "crashed", traceback.format_exc(limit=-3)
 
 
 def tried(name: str, samples: Sequence[OperatorSample], format_name: str) -> tuple[str, str]:

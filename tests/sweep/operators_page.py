@@ -28,7 +28,7 @@ others are refused. LiteRT accepts no empty inputs, so that TFLite is asked for 
 
 def summary(outcomes: Iterable[OperatorOutcome]) -> str:
     """One line for each format."""
-    rows = list(outcomes)
+    rows = [row for row in outcomes if row.verdict != "excluded"]
     lines = []
     for name in FORMATS:
         counts = Counter(row.verdict for row in rows if row.format == name)
@@ -41,7 +41,7 @@ def summary(outcomes: Iterable[OperatorOutcome]) -> str:
 def markdown(outcomes: Iterable[OperatorOutcome]) -> str:
     """The whole page."""
     rows = sorted(outcomes, key=lambda row: (row.operator, DTYPES.index(row.dtype)))
-    tried = [row for row in rows if row.format]
+    tried = [row for row in rows if row.verdict != "excluded"]
     return "\n".join(
         [INTRODUCTION, _totals(tried), _table(tried), _reasons(tried), _excluded(rows)]
     )

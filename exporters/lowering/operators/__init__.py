@@ -29,6 +29,10 @@ from modelport.exporters.lowering.operators import (
 from modelport.exporters.lowering.registry import OPERATORS
 
 layout.keep_layouts(OPERATORS)
+for _name in list(OPERATORS):
+    # A view and its copy have the same values.
+    _packet, _dot, _overload = _name.partition(".")
+    OPERATORS.setdefault(f"{_packet}_copy{_dot}{_overload}", OPERATORS[_name])
 
 __all__ = [
     "OPERATORS",

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from modelport.exporters.lowering.built_in import only_built_in
 from modelport.exporters.lowering.datatypes import cast, floating, is_tensor, promoted
 from modelport.exporters.lowering.registry import lowers
 from modelport.exporters.runtime.tensorflow_runtime import tf
@@ -79,8 +80,31 @@ def div_mode(x: Any, other: Any, rounding_mode: str | None = None) -> Any:
         return div(x, other)
     x, other = promoted(x, other)
     if rounding_mode == "floor":
-        return tf.math.floordiv(x, other) if x.dtype.is_integer else _floored(x, other)
-    return tf.truncatediv(x, other) if x.dtype.is_integer else truncated(x / other)
+        return floor_quotient(x, other) if x.dtype.is_integer else _floored(x, other)
+    return _truncated_quotient(x, other) if x.dtype.is_integer else truncated(x / other)
+
+
+def floor_quotient(x: Any, other: Any) -> Any:
+    """The floor of a quotient of integers; TFLite has no kernel for those of int64.
+
+    Each division in floating point corrects the rounding of the one before.
+    """
+    if not only_built_in() or x.dtype != tf.int64:
+        return tf.math.floordiv(x, other)
+    left = x - tf.math.floormod(x, other)
+    result = tf.zeros_like(left)
+    for _ in range(3):
+        part = tf.cast(
+            tf.round(tf.cast(left, tf.float32) / tf.cast(other, tf.float32)), tf.int64
+        )
+        result, left = result + part, left - part * other
+    return result
+
+
+def _truncated_quotient(x: Any, other: Any) -> Any:
+    if not only_built_in() or x.dtype != tf.int64:
+        return tf.truncatediv(x, other)
+    return sign(x) * sign(other) * floor_quotient(absolute(x), absolute(other))
 
 
 def _floored(x: Any, other: Any) -> Any:
@@ -105,7 +129,9 @@ def remainder(x: Any, other: Any) -> Any:
 def fmod(x: Any, other: Any) -> Any:
     """The remainder with the sign of the dividend."""
     x, other = promoted(x, other)
-    return x - tf.truncatediv(x, other) * other if x.dtype.is_integer else _float_fmod(x, other)
+    if x.dtype.is_integer:
+        return x - _truncated_quotient(x, other) * other
+    return _float_fmod(x, other)
 
 
 def _float_fmod(x: Any, other: Any) -> Any:
@@ -147,8 +173,8 @@ def power(x: Any, exponent: Any) -> Any:
         # A power of integers; a negative exponent gives 0 except for 1 and -1.
         if exponent.dtype == tf.uint8:
             return cast(tf.pow(cast(x, tf.int32), cast(exponent, tf.int32)), tf.uint8)
-        natural = tf.pow(x, tf.abs(exponent))
-        return tf.where((exponent < 0) & (tf.abs(x) != 1), tf.zeros_like(natural), natural)
+        natural = _natural_power(x, absolute(exponent))
+        return tf.where((exponent < 0) & (absolute(x) != 1), tf.zeros_like(natural), natural)
     if simple == 2:
         return x * x
     if simple == 3:
@@ -158,6 +184,17 @@ def power(x: Any, exponent: Any) -> Any:
     if simple == -0.5 and x.dtype.is_floating:
         return tf.math.rsqrt(x)
     return tf.pow(x, exponent)
+
+
+def _natural_power(x: Any, exponent: Any) -> Any:
+    """A power of integers; for TFLite by squaring, which is exact up to the largest int64."""
+    if not only_built_in() or x.dtype != tf.int64:
+        return tf.pow(x, exponent)
+    result, one = tf.ones_like(x * exponent), tf.ones([], x.dtype)
+    for _ in range(6):  # 2**64 has no int64
+        result = result * tf.where(tf.equal(tf.math.floormod(exponent, 2), one), x, one)
+        exponent, x = floor_quotient(exponent, 2 * one), x * x
+    return result
 
 
 @lowers("clamp", "clamp.Tensor")
@@ -242,13 +279,17 @@ def _arc_sine(x: Any) -> Any:
     return tf.asin(x) if x.dtype.is_complex else tf.atan2(x, tf.sqrt((1 - x) * (1 + x)))
 
 
+def _arc_tangent(x: Any) -> Any:
+    return tf.atan(x) if x.dtype.is_complex else tf.atan2(x, tf.ones_like(x))
+
+
 #: Functions of one floating-point argument; integers are converted first.
 _FLOATING: dict[str, Callable[[Any], Any]] = {
     "acos": _arc_cosine,
     "acosh": tf.acosh,
     "asin": _arc_sine,
     "asinh": tf.asinh,
-    "atan": tf.atan,
+    "atan": _arc_tangent,
     "atanh": tf.atanh,
     "cos": tf.cos,
     "cosh": tf.cosh,
@@ -282,36 +323,67 @@ for _name, _function in _FLOATING.items():
     _register_floating(_name, _function)
 
 
-@lowers("bitwise_and.Tensor", "bitwise_and.Scalar", "bitwise_and.Scalar_Tensor")
-def bitwise_and(x: Any, other: Any) -> Any:
-    x, other = promoted(x, other)
-    return tf.logical_and(x, other) if x.dtype == tf.bool else tf.bitwise.bitwise_and(x, other)
+def _bitwise(name: str, of_bools: Callable[..., Any], of_integers: Callable[..., Any]) -> None:
+    @lowers(f"{name}.Tensor", f"{name}.Scalar", f"{name}.Scalar_Tensor")
+    def compute(x: Any, other: Any) -> Any:
+        x, other = promoted(x, other)
+        if x.dtype == tf.bool:
+            return of_bools(x, other)
+        return _by_limbs(name, x, other) if only_built_in() else of_integers(x, other)
 
 
-@lowers("bitwise_or.Tensor", "bitwise_or.Scalar", "bitwise_or.Scalar_Tensor")
-def bitwise_or(x: Any, other: Any) -> Any:
-    x, other = promoted(x, other)
-    return tf.logical_or(x, other) if x.dtype == tf.bool else tf.bitwise.bitwise_or(x, other)
+#: Bits of a part of an integer: three make an int64.
+_LIMB = 22
 
 
-@lowers("bitwise_xor.Tensor", "bitwise_xor.Scalar", "bitwise_xor.Scalar_Tensor")
-def bitwise_xor(x: Any, other: Any) -> Any:
-    x, other = promoted(x, other)
-    return tf.not_equal(x, other) if x.dtype == tf.bool else tf.bitwise.bitwise_xor(x, other)
+def _by_limbs(name: str, x: Any, other: Any) -> Any:
+    """A bitwise operation with TFLite's only one, the exclusive or of int32.
+
+    ``x + y`` is ``(x ^ y) + 2 * (x & y)``.
+    """
+    base = tf.constant(1 << _LIMB, tf.int64)
+    left = [tf.cast(x, tf.int64), tf.cast(other, tf.int64)]
+    result: Any = None
+    for limb in range(3):
+        parts = left
+        if limb < 2:
+            parts = [tf.math.floormod(each, base) for each in left]
+            left = [floor_quotient(each, base) for each in left]
+        a, b = (tf.cast(each, tf.int32) for each in parts)
+        apart = tf.bitwise.bitwise_xor(*_same_shape(a, b))
+        shared = tf.math.floordiv(a + b - apart, 2)
+        found = {"bitwise_xor": apart, "bitwise_and": shared}.get(name, apart + shared)
+        found = tf.cast(found, tf.int64) * (1 << (_LIMB * limb))
+        result = found if result is None else result + found
+    return tf.cast(result, x.dtype)
+
+
+def _same_shape(x: Any, other: Any) -> tuple[Any, Any]:
+    nothing = tf.zeros_like(x) * tf.zeros_like(other)
+    return x + nothing, other + nothing
+
+
+_bitwise("bitwise_and", tf.logical_and, tf.bitwise.bitwise_and)
+_bitwise("bitwise_or", tf.logical_or, tf.bitwise.bitwise_or)
+_bitwise("bitwise_xor", tf.not_equal, tf.bitwise.bitwise_xor)
 
 
 @lowers("bitwise_not")
 def bitwise_not(x: Any) -> Any:
-    return tf.logical_not(x) if x.dtype == tf.bool else tf.bitwise.invert(x)
+    if x.dtype == tf.bool:
+        return tf.logical_not(x)
+    return -1 - x if only_built_in() and not x.dtype.is_unsigned else tf.bitwise.invert(x)
 
 
-@lowers("bitwise_left_shift.Tensor", "bitwise_left_shift.Tensor_Scalar")
-def bitwise_left_shift(x: Any, other: Any) -> Any:
-    x, other = promoted(x, other)
-    return tf.bitwise.left_shift(x, other)
+def _shifting(name: str, function: Callable[..., Any], by: Callable[..., Any]) -> None:
+    @lowers(f"{name}.Tensor", f"{name}.Tensor_Scalar", f"{name}.Scalar_Tensor")
+    def compute(x: Any, other: Any) -> Any:
+        x, other = promoted(x, other)
+        if not only_built_in():
+            return function(x, other)
+        power = tf.gather(tf.constant([1 << n for n in range(63)], tf.int64), other)
+        return tf.cast(by(tf.cast(x, tf.int64), power), x.dtype)
 
 
-@lowers("bitwise_right_shift.Tensor", "bitwise_right_shift.Tensor_Scalar")
-def bitwise_right_shift(x: Any, other: Any) -> Any:
-    x, other = promoted(x, other)
-    return tf.bitwise.right_shift(x, other)
+_shifting("bitwise_left_shift", tf.bitwise.left_shift, tf.multiply)
+_shifting("bitwise_right_shift", tf.bitwise.right_shift, floor_quotient)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from modelport.exporters.lowering.built_in import only_built_in
 from modelport.exporters.lowering.datatypes import cast
 from modelport.exporters.lowering.operators.layout import reshape
 from modelport.exporters.lowering.registry import lowers
@@ -15,8 +16,10 @@ from modelport.exporters.runtime.tensorflow_runtime import tf
 def multiplied(x: Any, other: Any, transpose: bool = False) -> Any:
     """The product of two tensors of matrices; ``transpose`` concerns the second."""
     if x.dtype in (tf.bool, tf.int8, tf.int16, tf.uint8):
-        result = tf.matmul(cast(x, tf.int32), cast(other, tf.int32), transpose_b=transpose)
-        return cast(result, x.dtype)
+        return cast(multiplied(cast(x, tf.int32), cast(other, tf.int32), transpose), x.dtype)
+    if only_built_in() and x.dtype.is_integer:  # TFLite multiplies matrices of floats
+        other = tf.linalg.matrix_transpose(other) if transpose else other
+        return tf.reduce_sum(tf.expand_dims(x, -1) * tf.expand_dims(other, -3), -2)
     if rank(other) == 2 and rank(x) > 2:
         return _by_rows(x, lambda rows: tf.matmul(rows, other, transpose_b=transpose))
     return tf.matmul(x, other, transpose_b=transpose)

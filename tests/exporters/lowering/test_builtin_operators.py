@@ -10,7 +10,7 @@ import pytest
 import torch
 from ai_edge_litert.interpreter import Interpreter
 
-from modelport.exporters.lowering.loops import built_in_operators
+from modelport.exporters.lowering.built_in import built_in_operators
 from modelport.exporters.lowering.operators import OPERATORS
 from modelport.exporters.lowering.registry import apply
 from modelport.exporters.runtime.output_capture import quiet

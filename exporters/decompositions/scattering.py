@@ -1,0 +1,93 @@
+"""Writing by index, reductions of what is written to one place, and selections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from modelport.exporters.decompositions.selection import limit, numbers
+from modelport.exporters.decompositions.table import decomposes
+
+aten = torch.ops.aten
+
+
+@decomposes(aten.scatter_add.default)
+def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
+    if x.dtype is not torch.bool and x.dim() and index.dim():
+        return NotImplemented
+    return scatter_reduce(x, dim, index, source, "sum")
+
+
+@decomposes(aten.scatter.reduce)
+def scatter_with(x: Tensor, dim: int, index: Tensor, source: Tensor, *, reduce: str) -> Tensor:
+    kind = {"add": "sum", "multiply": "prod"}[reduce]
+    return torch.scatter_reduce(x, dim, index, source, kind)
+
+
+@decomposes(aten.scatter.value_reduce)
+def scatter_number_with(
+    x: Tensor, dim: int, index: Tensor, value: float, *, reduce: str
+) -> Tensor:
+    source = torch.full(index.shape, value, dtype=x.dtype, device=x.device)
+    return scatter_with(x, dim, index, source, reduce=reduce)
+
+
+@decomposes(aten.scatter_reduce.two)
+def scatter_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Any:
+    """Sums, products and extremes that include ``x`` itself remain; they make all others."""
+    if not x.dim() or not index.dim():
+        one = (y.reshape(-1) if not y.dim() else y for y in (x, index, source))
+        wide, where, values = one
+        return scatter_reduce(
+            wide, dim, where, values, reduce, include_self=include_self
+        ).reshape(x.shape)
+    if x.dtype in (torch.bool, torch.uint8, torch.int8, torch.int16):
+        wide = torch.scatter_reduce(
+            numbers(x), dim, index, numbers(source), reduce, include_self=include_self
+        )
+        return wide.to(x.dtype)
+    if include_self and reduce != "mean":
+        return NotImplemented
+    ones = torch.ones_like(index)
+    hits = torch.zeros_like(x, dtype=torch.int64).scatter_add(dim, index, ones)
+    if not include_self:
+        neutral = {"sum": 0, "mean": 0, "prod": 1}.get(reduce)
+        fill = limit(x, largest=reduce == "amin") if neutral is None else neutral
+        x = torch.where(hits > 0, fill, x)
+    if reduce != "mean":
+        return torch.scatter_reduce(x, dim, index, source, reduce)
+    total = torch.scatter_reduce(x, dim, index, source, "sum")
+    count = (hits + int(include_self)).clamp_min(1)
+    return total / count if x.is_floating_point() else total // count
+
+
+@decomposes(aten.index_reduce.default)
+def index_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    if x.dim():
+        shape = [1] * x.dim()
+        shape[dim] = -1
+        index = index.reshape(shape).expand(source.shape)
+    return torch.scatter_reduce(x, dim, index, source, reduce, include_self=include_self)
+
+
+@decomposes(aten.put.default)
+def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    where = torch.where(index < 0, index + x.numel(), index).reshape(-1)
+    found = x.reshape(-1).index_put([where], source.reshape(-1), accumulate)
+    return found.reshape(x.shape)
+
+
+@decomposes(aten.diagonal_scatter.default)
+def diagonal_scatter(
+    x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Tensor:
+    along = torch.arange(source.shape[-1], device=x.device)
+    where = [along + max(-offset, 0), along + max(offset, 0)]
+    moved = x.movedim((dim1, dim2), (0, 1)).index_put(where, source.movedim(-1, 0))
+    return moved.movedim((0, 1), (dim1, dim2))

@@ -1,0 +1,123 @@
+"""Casts around nodes whose datatype the kernels of ONNX Runtime on the CPU lack.
+
+ONNX defines ``Clip``, ``Max`` or ``Ceil`` of more datatypes than ONNX Runtime computes. Such a node
+computes in a datatype that holds all values of the one that it lacks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+import onnx
+import onnx_ir as ir
+from onnxruntime.capi import onnxruntime_pybind11_state as runtime
+
+Supported = Mapping[str, frozenset[ir.DataType]]
+
+#: Datatypes that hold all values of another one, as far as ONNX Runtime adds and compares them.
+_HOLDS: Mapping[ir.DataType, tuple[ir.DataType, ...]] = {
+    ir.DataType.BOOL: (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT),
+    ir.DataType.UINT8: (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT),
+    ir.DataType.INT8: (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT),
+    ir.DataType.INT16: (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT),
+    ir.DataType.INT32: (ir.DataType.INT64, ir.DataType.DOUBLE),
+    ir.DataType.INT64: (ir.DataType.DOUBLE,),  # up to 2**53
+}
+
+
+def cast_around_gaps(model: ir.Model) -> None:
+    """Let each node compute in a datatype that it has a kernel for, if there is one."""
+    version = model.opset_imports.get("", 0)
+    for graph in (model.graph, *model.graph.subgraphs()):
+        for node in list(graph):
+            if node.domain == "":
+                for kind, wanted in _replacements(node, version).items():
+                    _recast(graph, node, _formal(node, version), kind, wanted)
+
+
+def _replacements(node: ir.Node, version: int) -> dict[str, ir.DataType]:
+    """The datatypes that ``node`` should compute in, by the type variable of its schema."""
+    found: dict[str, ir.DataType] = {}
+    kernels = _kernels(version).get(node.op_type, [])
+    formal = _formal(node, version)
+    actual = {k: v.dtype for k, v in formal if v.dtype is not None}
+    if not kernels or any(_fits(kernel, actual) for kernel in kernels):
+        return found
+    for kind, dtype in actual.items():
+        for other in _HOLDS.get(dtype, ()):
+            if any(_fits(kernel, {**actual, kind: other}) for kernel in kernels):
+                return {kind: other}
+    return found
+
+
+def _fits(kernel: Supported, actual: Mapping[str, ir.DataType]) -> bool:
+    return all(dtype in kernel.get(kind, (dtype,)) for kind, dtype in actual.items())
+
+
+@functools.cache
+def _kernels(version: int) -> dict[str, list[Supported]]:
+    """The type constraints of every kernel, by operator."""
+    found: dict[str, list[Supported]] = defaultdict(list)
+    for kernel in getattr(runtime, "get_all_opkernel_def", list)():
+        first, last = kernel.version_range
+        if kernel.provider == "CPUExecutionProvider" and not kernel.domain:
+            if first <= version <= last:
+                found[kernel.op_name].append(
+                    {
+                        kind: frozenset(_datatypes(names))
+                        for kind, names in kernel.type_constraints.items()
+                    }
+                )
+    return found
+
+
+def _datatypes(names: list[str]) -> Iterator[ir.DataType]:
+    for name in names:
+        word = name.removeprefix("tensor(").removesuffix(")").upper()
+        if word in ir.DataType.__members__:
+            yield ir.DataType[word]
+
+
+def _formal(node: ir.Node, version: int) -> list[tuple[str, ir.Value]]:
+    """The values of ``node``, each with the type variable of its parameter."""
+    schema = onnx.defs.get_schema(node.op_type, version, "")
+    pairs: list[tuple[str, ir.Value]] = []
+    for parameters, values in ((schema.inputs, node.inputs), (schema.outputs, node.outputs)):
+        for place, value in enumerate(values):
+            if value is not None and parameters:
+                pairs.append((parameters[min(place, len(parameters) - 1)].type_str, value))
+    return pairs
+
+
+def _recast(
+    graph: ir.Graph,
+    node: ir.Node,
+    formal: list[tuple[str, ir.Value]],
+    kind: str,
+    wanted: ir.DataType,
+) -> None:
+    """Cast the inputs of type ``kind`` to ``wanted``, and the outputs back."""
+    chosen = {id(value) for name, value in formal if name == kind}
+    own = next(value.dtype for name, value in formal if name == kind and value.dtype is not None)
+    for place, value in enumerate(node.inputs):
+        if value is not None and id(value) in chosen:
+            cast = _cast(value, wanted)
+            graph.insert_before(node, cast)
+            node.replace_input_with(place, cast.outputs[0])
+    for output in node.outputs:
+        if id(output) in chosen:
+            back = _cast(output, own)
+            graph.insert_after(node, back)
+            ir.convenience.replace_all_uses_with(
+                output, back.outputs[0], replace_graph_outputs=True
+            )
+            back.replace_input_with(0, output)
+            output.dtype = wanted
+
+
+def _cast(value: ir.Value, dtype: ir.DataType) -> ir.Node:
+    node = ir.node("Cast", [value], {"to": dtype})
+    node.outputs[0].dtype, node.outputs[0].shape = dtype, value.shape
+    return node
