@@ -13,7 +13,17 @@ from modelport.exporters.decompositions import (
     scattering,
     selection,
     special,
+    statistics,
 )
 from modelport.exporters.decompositions.table import DECOMPOSITIONS
 
-__all__ = ["DECOMPOSITIONS", "elementwise", "linear_algebra", "pooling", "scattering", "selection", "special"]
+__all__ = [
+    "DECOMPOSITIONS",
+    "elementwise",
+    "linear_algebra",
+    "pooling",
+    "scattering",
+    "selection",
+    "special",
+    "statistics",
+]

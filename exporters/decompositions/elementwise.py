@@ -93,3 +93,88 @@ def lcm(x: Tensor, other: Tensor) -> Tensor:
     x, other = _promoted(x, other)
     common = gcd(x, other)
     return (x // torch.where(common == 0, 1, common) * other).abs()
+
+
+@decomposes(aten.isclose.default)
+def isclose(
+    x: Tensor, other: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> Tensor:
+    x, other = _promoted(x, other)
+    close = x == other
+    if equal_nan and x.is_floating_point():
+        close = close | (x.isnan() & other.isnan())
+    if not x.is_floating_point():
+        x, other = x.to(torch.int64), other.to(torch.int64)
+    apart = (x - other).abs()
+    allowed = atol + (rtol * other).abs()
+    return close | ((apart < torch.inf) & (apart <= allowed))
+
+
+@decomposes(aten.take.default)
+def take(x: Tensor, index: Tensor) -> Tensor:
+    where = torch.where(index < 0, index + x.numel(), index)
+    return x.reshape(-1).index_select(0, where.reshape(-1)).reshape(index.shape)
+
+
+@decomposes(aten.linalg_vector_norm.default)
+def vector_norm(x: Tensor, order: float = 2, *args: Any, **kwargs: Any) -> Any:
+    """A number has no axis, though PyTorch lets one name it."""
+    if x.dim() or x.is_complex():
+        return NotImplemented
+    rest = dict(zip(("dim", "keepdim"), args, strict=False)) | kwargs
+    found = x.to(rest.get("dtype") or x.dtype)
+    return (found != 0).to(found.dtype) if order == 0 else found.abs()
+
+
+@decomposes(aten.rrelu_with_noise.default)
+def rrelu(
+    x: Tensor,
+    noise: Tensor,
+    lower: float = 0.125,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> Any:
+    if training:
+        return NotImplemented
+    return torch.where(x >= 0, x, x * ((lower + upper) / 2))
+
+
+@decomposes(aten.rrelu_with_noise_functional.default)
+def rrelu_and_noise(x: Tensor, noise: Tensor, *rest: Any, **options: Any) -> Any:
+    found = rrelu(x, noise, *rest, **options)
+    return found if found is NotImplemented else (found, noise)
+
+
+@decomposes(aten.addmm.default)
+def addmm(x: Tensor, left: Tensor, right: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    """Of integers; ONNX Runtime computes the sum and the product in one of floats alone."""
+    if left.is_floating_point() or left.is_complex():
+        return NotImplemented
+    product = left @ right
+    return (x if beta == 1 else x * beta) + (product if alpha == 1 else product * alpha)
+
+
+def _over_all(x: Tensor, dims: Any, keepdim: bool, reduce: Any) -> Any:
+    """An extreme of all elements; torch.onnx translates that of some dimensions."""
+    if dims:
+        return NotImplemented
+    return reduce(x, list(range(x.dim())), keepdim) if x.dim() else x.clone()
+
+
+@decomposes(aten.amax.default)
+def amax(x: Tensor, dim: Any = (), keepdim: bool = False) -> Any:
+    return _over_all(x, dim, keepdim, torch.amax)
+
+
+@decomposes(aten.amin.default)
+def amin(x: Tensor, dim: Any = (), keepdim: bool = False) -> Any:
+    return _over_all(x, dim, keepdim, torch.amin)
+
+
+@decomposes(aten.squeeze_copy.dim, aten.squeeze_copy.dims)
+def squeeze_copy(x: Tensor, dim: Any) -> Tensor:
+    dims = [dim] if isinstance(dim, int) else dim
+    chosen = {each % max(1, x.dim()) for each in dims}
+    kept = [n for d, n in enumerate(x.shape) if d not in chosen or n != 1]
+    return x.reshape(kept).clone()

@@ -142,11 +142,15 @@ def triangular_solve(
     return _triangular(turned, b, is_upper, unitriangular), a.expand(*batch, *a.shape[-2:]).clone()
 
 
+def _reordered(b: Tensor, order: Tensor) -> Tensor:
+    """The rows of ``b`` in ``order``, by a product: batches of both may broadcast."""
+    moves = order.unsqueeze(-1) == torch.arange(order.shape[-1])
+    return moves.to(b.dtype) @ b
+
+
 def _solved(factors: Tensor, order: Tensor, b: Tensor) -> Tensor:
     """Solve with the factors of a matrix whose rows are in ``order``."""
-    batch = torch.broadcast_shapes(order.shape[:-1], b.shape[:-2])
-    b = b.expand(*batch, *b.shape[-2:])
-    moved = b.gather(-2, order.expand(*batch, order.shape[-1]).unsqueeze(-1).expand(b.shape))
+    moved = _reordered(b, order)
     return _triangular(factors, _triangular(factors, moved, False, True), True)
 
 
@@ -161,10 +165,7 @@ def lu_solve(
     if not left:
         return lu_solve(factors, swaps, b.mT, adjoint=not adjoint).mT
     x = _triangular(factors.mT, _triangular(factors.mT, b, False), True, True)
-    back = order.argsort(-1)
-    batch = torch.broadcast_shapes(order.shape[:-1], x.shape[:-2])
-    x = x.expand(*batch, *x.shape[-2:])
-    return x.gather(-2, back.expand(*batch, back.shape[-1]).unsqueeze(-1).expand(x.shape))
+    return _reordered(x, order.argsort(-1))
 
 
 @decomposes(aten._linalg_solve_ex.default)
@@ -330,5 +331,3 @@ def matrix_exp(a: Tensor) -> Tensor:
     for _ in range(halvings):
         total = total @ total
     return total + 0
-
-

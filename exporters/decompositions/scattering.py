@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,9 +28,7 @@ def scatter_with(x: Tensor, dim: int, index: Tensor, source: Tensor, *, reduce: 
 
 
 @decomposes(aten.scatter.value_reduce)
-def scatter_number_with(
-    x: Tensor, dim: int, index: Tensor, value: float, *, reduce: str
-) -> Tensor:
+def scatter_number_with(x: Tensor, dim: int, index: Tensor, value: float, *, reduce: str) -> Tensor:
     source = torch.full(index.shape, value, dtype=x.dtype, device=x.device)
     return scatter_with(x, dim, index, source, reduce=reduce)
 
@@ -40,11 +39,9 @@ def scatter_reduce(
 ) -> Any:
     """Sums, products and extremes that include ``x`` itself remain; they make all others."""
     if not x.dim() or not index.dim():
-        one = (y.reshape(-1) if not y.dim() else y for y in (x, index, source))
-        wide, where, values = one
-        return scatter_reduce(
-            wide, dim, where, values, reduce, include_self=include_self
-        ).reshape(x.shape)
+        row, where, values = (y if y.dim() else y.reshape(1) for y in (x, index, source))
+        found = torch.scatter_reduce(row, dim, where, values, reduce, include_self=include_self)
+        return found.reshape(x.shape)
     if x.dtype in (torch.bool, torch.uint8, torch.int8, torch.int16):
         wide = torch.scatter_reduce(
             numbers(x), dim, index, numbers(source), reduce, include_self=include_self
@@ -91,3 +88,24 @@ def diagonal_scatter(
     where = [along + max(-offset, 0), along + max(offset, 0)]
     moved = x.movedim((dim1, dim2), (0, 1)).index_put(where, source.movedim(-1, 0))
     return moved.movedim((0, 1), (dim1, dim2))
+
+
+@decomposes(aten.pad.default)
+def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Any:
+    """Crop first what has a negative margin; repeat rows and columns by hand."""
+    if mode == "constant":
+        return aten.constant_pad_nd.default(x, pad, 0 if value is None else value)
+    if any(not isinstance(each, int) for each in pad):
+        return NotImplemented
+    for place in range(len(pad) // 2):
+        before, after, dim = pad[2 * place], pad[2 * place + 1], x.dim() - 1 - place
+        x = x.narrow(dim, max(-before, 0), x.shape[dim] - max(-before, 0) - max(-after, 0))
+    margins = [max(each, 0) for each in pad]
+    if mode == "circular":
+        for place in range(len(pad) // 2):
+            before, after, dim = margins[2 * place], margins[2 * place + 1], x.dim() - 1 - place
+            size = x.shape[dim]
+            x = torch.cat([x.narrow(dim, size - before, before), x, x.narrow(dim, 0, after)], dim)
+        return x
+    kind = {"reflect": "reflection", "replicate": "replication"}[mode]
+    return getattr(aten, f"{kind}_pad{len(pad) // 2}d").default(x, margins)

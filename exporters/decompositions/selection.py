@@ -135,8 +135,8 @@ def _running(x: Tensor, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
     """The running extreme and the index of its last occurrence so far."""
     if not x.dim():
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
-    numbers = numbers(x)
-    rows, before = _prefixes(numbers, dim, limit(numbers, not largest))
+    whole = numbers(x)
+    rows, before = _prefixes(whole, dim, limit(whole, not largest))
     values = rows.amax(-1) if largest else rows.amin(-1)
     same = rows == values.unsqueeze(-1)
     if x.is_floating_point():
@@ -177,7 +177,9 @@ def searchsorted(
 
 @decomposes(aten.searchsorted.Scalar)
 def searchsorted_number(sorted_sequence: Tensor, x: float, **options: Any) -> Tensor:
-    return searchsorted(sorted_sequence, torch.full((), x, device=sorted_sequence.device), **options)
+    return searchsorted(
+        sorted_sequence, torch.full((), x, device=sorted_sequence.device), **options
+    )
 
 
 @decomposes(aten.bucketize.Tensor)

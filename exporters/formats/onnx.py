@@ -23,7 +23,13 @@ from torch.onnx import ONNXProgram
 from torch.onnx._internal.exporter import _decomp
 
 from modelport.exporters.decompositions import DECOMPOSITIONS
-from modelport.exporters.formats import onnx_difference, onnx_kernels, onnx_opsets, open_sizes, tracing
+from modelport.exporters.formats import (
+    onnx_difference,
+    onnx_kernels,
+    onnx_opsets,
+    open_sizes,
+    tracing,
+)
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.requests.random_inputs import model_dims
@@ -124,7 +130,8 @@ def _translations() -> dict[Any, Any]:
 
     def masked_select(self: Any, mask: Any) -> Any:
         chosen = op.Reshape(op.Expand(mask, op.Shape(self)), op.Constant(value_ints=[-1]))
-        return op.Compress(op.Expand(self, op.Shape(mask)), chosen)
+        elements = op.Reshape(op.Expand(self, op.Shape(mask)), op.Constant(value_ints=[-1]))
+        return op.Compress(elements, chosen, axis=0)
 
     operators = torch.ops.aten
     return {

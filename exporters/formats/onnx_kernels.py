@@ -39,17 +39,18 @@ def cast_around_gaps(model: ir.Model) -> None:
 
 def _replacements(node: ir.Node, version: int) -> dict[str, ir.DataType]:
     """The datatypes that ``node`` should compute in, by the type variable of its schema."""
-    found: dict[str, ir.DataType] = {}
     kernels = _kernels(version).get(node.op_type, [])
-    formal = _formal(node, version)
-    actual = {k: v.dtype for k, v in formal if v.dtype is not None}
+    actual = {k: v.dtype for k, v in _formal(node, version) if v.dtype is not None}
     if not kernels or any(_fits(kernel, actual) for kernel in kernels):
-        return found
-    for kind, dtype in actual.items():
+        return {}
+    for dtype in dict.fromkeys(actual.values()):
+        kinds = [kind for kind, each in actual.items() if each == dtype]
         for other in _HOLDS.get(dtype, ()):
-            if any(_fits(kernel, {**actual, kind: other}) for kernel in kernels):
-                return {kind: other}
-    return found
+            for chosen in (*([kind] for kind in kinds), kinds):
+                wanted = dict.fromkeys(chosen, other)
+                if any(_fits(kernel, {**actual, **wanted}) for kernel in kernels):
+                    return wanted
+    return {}
 
 
 def _fits(kernel: Supported, actual: Mapping[str, ir.DataType]) -> bool:
@@ -62,14 +63,10 @@ def _kernels(version: int) -> dict[str, list[Supported]]:
     found: dict[str, list[Supported]] = defaultdict(list)
     for kernel in getattr(runtime, "get_all_opkernel_def", list)():
         first, last = kernel.version_range
-        if kernel.provider == "CPUExecutionProvider" and not kernel.domain:
-            if first <= version <= last:
-                found[kernel.op_name].append(
-                    {
-                        kind: frozenset(_datatypes(names))
-                        for kind, names in kernel.type_constraints.items()
-                    }
-                )
+        on_cpu = kernel.provider == "CPUExecutionProvider" and not kernel.domain
+        if on_cpu and first <= version <= last:
+            constraints = kernel.type_constraints.items()
+            found[kernel.op_name].append({k: frozenset(_datatypes(v)) for k, v in constraints})
     return found
 
 

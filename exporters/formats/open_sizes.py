@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from modelport.exporters.decompositions.composites import traceable_composites
 from modelport.gateway.errors import Unsupported
 
 
@@ -39,7 +40,7 @@ def kept_by(module: nn.Module) -> Iterator[None]:
     pool = torch.max_pool1d
     torch.max_pool1d = _max_pool1d  # type: ignore[assignment]
     try:
-        with torch.backends.opt_einsum.flags(enabled=False):
+        with torch.backends.opt_einsum.flags(enabled=False), traceable_composites():
             yield
     except OpenLoop as error:
         raise Unsupported(

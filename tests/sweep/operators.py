@@ -35,7 +35,7 @@ from torch._export import utils
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from tests import verb
-from tests.sweep import attempts, opinfo, operators_page
+from tests.sweep import attempts, operators_page, opinfo
 from tests.sweep.__main__ import import_libraries
 from tests.sweep.opinfo import NoSubject, OperatorSample
 
@@ -235,7 +235,6 @@ def _tried(name: str, samples: Sequence[OperatorSample], format_name: str) -> tu
 def tried(name: str, samples: Sequence[OperatorSample], format_name: str) -> tuple[str, str]:
     """Convert one model of ``samples``, run it, and compare: the verdict, and the reason."""
     from modelport.exporters.artifact_conversion import opened
-    from modelport.exporters.errors import ParityError
     from modelport.exporters.formats.base import ExportTarget
     from modelport.exporters.formats.registry import find_format
     from modelport.exporters.loaded_model import Framework

@@ -94,9 +94,7 @@ def floor_quotient(x: Any, other: Any) -> Any:
     left = x - tf.math.floormod(x, other)
     result = tf.zeros_like(left)
     for _ in range(3):
-        part = tf.cast(
-            tf.round(tf.cast(left, tf.float32) / tf.cast(other, tf.float32)), tf.int64
-        )
+        part = tf.cast(tf.round(tf.cast(left, tf.float32) / tf.cast(other, tf.float32)), tf.int64)
         result, left = result + part, left - part * other
     return result
 

@@ -16,8 +16,8 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.export import ExportedProgram
 
-from modelport.exporters.lowering.interpreter import FOLDED, Interpreter
 from modelport.exporters.lowering.built_in import built_in_operators
+from modelport.exporters.lowering.interpreter import FOLDED, Interpreter
 from modelport.exporters.lowering.program import graphs, prepared
 from modelport.exporters.lowering.registry import name_of
 from modelport.exporters.runtime.output_capture import quiet
