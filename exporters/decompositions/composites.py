@@ -7,7 +7,7 @@ positive.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -78,7 +78,7 @@ def lu_factor(x: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor]:
     return factors, swaps
 
 
-COMPOSITES: Mapping[Any, Callable[..., Any]] = {
+COMPOSITES: dict[Any, Callable[..., Any]] = {
     aten.linalg_cholesky.default: cholesky,
     aten.linalg_inv.default: inverse,
     aten.linalg_lu_factor.default: lu_factor,

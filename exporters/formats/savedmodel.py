@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from modelport.exporters.decompositions.composites import traceable_composites
 from modelport.exporters.formats import pt2
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Framework, Source
@@ -73,7 +74,7 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
 def _lowered(source: Source, target: ExportTarget) -> Model:
     with torch_errors.translated("torch.export"), quiet():
         traced = pt2.traced_program(source, target)
-        with inference_mode(source.model), pt2.recurrent_layers():
+        with inference_mode(source.model), pt2.recurrent_layers(), traceable_composites():
             program = prepared(traced)
     return lower(program, source.signature)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from modelport.exporters.formats import tflite
 from modelport.exporters.formats.base import ExportTarget
@@ -281,3 +281,38 @@ def test_a_refusal_shows_nothing_of_the_converters_inside(text: str, reason: str
     assert re.search(reason, said), said
     assert not re.search(r"loc\(|fused|<unknown>|tensor<|%0", said), said
     assert "use --format savedmodel" in said
+
+
+class Ordered(nn.Module):
+    """Differences and quotients whose first operand is a number or a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(1.0, 4.0)[:, None] * torch.ones(3, 50))
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = x.transpose(1, 2)
+        operands = turned, torch.sigmoid(turned), torch.relu(turned)
+        differences = [first - y for y in operands for first in (1, self.weight)]
+        quotients = [first / (y + 2) for y in operands for first in (1, self.weight)]
+        return torch.stack([*differences, *quotients, turned.reciprocal()], 1)
+
+
+def turning() -> Source:
+    signature = ModelSignature(
+        inputs=(TensorSpec("x", Datatype.FP32, (50, 3)),),
+        outputs=(TensorSpec("y", Datatype.FP32, (13, 3, 50)),),
+        max_batch_size=4,
+    )
+    return source(Ordered().eval(), ModelSpec("turning", lambda module, most: signature), signature)
+
+
+def test_operands_keep_their_order_beside_a_transposition(tmp_path: Path) -> None:
+    module = Ordered().eval()
+    x = torch.rand(2, 50, 3, generator=torch.Generator().manual_seed(0)) + 0.5
+    tflite.export(turning(), tmp_path / "model.tflite", ExportTarget())
+    found = tflite.open_session(tmp_path / "model.tflite")({"x": x.numpy()})["y"]
+    with torch.no_grad():
+        expected = module(x).numpy()
+    wrong = [i for i in range(13) if not np.allclose(found[:, i], expected[:, i], atol=1e-5)]
+    assert wrong == []

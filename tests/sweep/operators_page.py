@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from tests.sweep.opinfo import operators
 from tests.sweep.page import cell
 
 if TYPE_CHECKING:
@@ -42,8 +43,10 @@ def markdown(outcomes: Iterable[OperatorOutcome]) -> str:
     """The whole page."""
     rows = sorted(outcomes, key=lambda row: (row.operator, DTYPES.index(row.dtype)))
     tried = [row for row in rows if row.verdict != "excluded"]
+    every, seen = len(operators()), len({row.operator for row in rows})
+    state = f"{seen} of {every} descriptions of operators were tried, in one format or more.\n"
     return "\n".join(
-        [INTRODUCTION, _totals(tried), _table(tried), _reasons(tried), _excluded(rows)]
+        [INTRODUCTION, state, _totals(tried), _table(tried), _reasons(tried), _excluded(rows)]
     )
 
 
