@@ -20,7 +20,7 @@ STAMP = $(BIN)/python .ci/result_pages.py
 .DEFAULT_GOAL := help
 .PHONY: access access-timing audit bench-access bench-sight compare compare-faults constraints coverage docs docs-blocks docs-serve gpu-check gpu-wheels help package run serve test test-thorough lint format long-streams perf-analyzer bench bench-quick bench-startup bench-text \
 	loadtest-agreement loadtest-backends bench-hop bench-python python-models drift-statistics gate-statistics rollout-statistics rollout-faults gate-real console report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
-	matrix mutations package pages peer-suites real-models runtimes storage swagger-ui text-clients tfserving-clients triton-package upstream upstream-triton protos sbom fuzz attacks-cost soak scaling sight sweep sweep-operators \
+	matrix mutations package pages peer-suites real-models runtimes storage swagger-ui text-clients tfserving-clients triton-package upstream upstream-triton protos sbom fuzz attacks-cost soak scaling sight sweep sweep-drawn sweep-operators \
 	workers ray deploy envoy clean
 
 help: ## List the targets
@@ -208,11 +208,17 @@ sweep: $(READY) ## Export 150 architectures to every format, check each artifact
 	$(BIN)/python -m tests.sweep.peers --results build/sweep-peers-$(COMMIT).jsonl --page docs/sweep.md
 	$(STAMP) docs/sweep.md
 
+sweep-drawn: $(READY) ## Export 80 architectures that a seed draws from other packages, and write docs/sweep-drawn.md; 2 hours; SEED=N
+	$(BIN)/python -m pip install --quiet --no-deps --target build/drawn --constraint constraints.txt timm torchvision
+	PYTHONPATH=build/drawn $(BIN)/python -m tests.sweep --draw 80 --seed $(or $(SEED),1) --format onnx --format savedmodel --format tflite \
+		--results build/sweep-drawn-$(or $(SEED),1)-$(COMMIT).jsonl --page docs/sweep-drawn.md
+	$(STAMP) docs/sweep-drawn.md
+
 sweep-operators: $(READY) ## Convert every operator of PyTorch to ONNX, SavedModel and TFLite, and write docs/operators.md; continues where it was stopped; 1 hour; SHARD=I/N
 	$(BIN)/python -m tests.sweep.operators --shard $(or $(SHARD),1/1) --results build/operators-$(COMMIT).jsonl --page docs/operators.md
 	$(STAMP) docs/operators.md
 
-pages: table sweep sweep-operators matrix bench peer-suites ## Write every page of results again, for a release; 4 hours, needs Java 17
+pages: table sweep sweep-drawn sweep-operators matrix bench peer-suites ## Write every page of results again, for a release; 4 hours, needs Java 17
 
 tflite-runtime: $(READY) ## Run fp32 and fp16 TFLite files on tflite-runtime 2.14, in its own environment
 	$(BIN)/python -m tests.tflite_runtime

@@ -80,7 +80,8 @@ def main() -> int:
     results = attempts.read(options.results)
     print(page.summary(results.values()))
     if options.page is not None:
-        options.page.write_text(page.markdown(results.values()))
+        written = page.drawn(results.values(), options.seed) if options.draw else None
+        options.page.write_text(written or page.markdown(results.values()))
     return int(bad > 0)
 
 

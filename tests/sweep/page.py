@@ -20,6 +20,19 @@ and 3 and three sizes of every axis. What is *refused* has one line with the rea
 from 2 to 5.
 """
 
+DRAWN = """\
+# Sweep of drawn architectures
+
+`make sweep-drawn` draws architectures by a seed ({seed} here) from packages that modelport does not
+contain, exports them, and writes this page. No rule of the exporters was written for them: they are
+model types of `transformers` that the [sweep](sweep.md) lacks, at tiny size, networks of timm and
+torchvision of at most 8 million parameters, and the samples of PyTorch's own tests of `torch.nn`;
+weights are random. A model that does not run on plain inputs in PyTorch itself is not drawn.
+*Published* and *refused* are as there: the gateway has loaded and answered each artifact that is
+published, and it computes what the original computes in another program, over two batches, three
+sizes of every axis, and values that are random, at their limits, zero, constant and one-hot.
+"""
+
 #: The heading before which the section of other exporters stands.
 EVERY = "## Every architecture\n"
 PEERS = """\
@@ -57,6 +70,12 @@ def summary(outcomes: Iterable[ExportOutcome]) -> str:
     return "\n".join(lines)
 
 
+def drawn(outcomes: Iterable[ExportOutcome], seed: int) -> str:
+    """The whole page of drawn architectures."""
+    rows = list(outcomes)
+    return "\n".join([DRAWN.format(seed=seed), _totals(rows), _table(rows), _reasons(rows)])
+
+
 def markdown(outcomes: Iterable[ExportOutcome]) -> str:
     """The whole page, without the table of other exporters."""
     places = {name: place for place, name in enumerate(catalogue())}
@@ -88,10 +107,15 @@ def with_peers(page: str, table: str) -> str:
     return f"{before.partition(PEERS)[0]}{PEERS}\n{table}\n\n{every}{after}"
 
 
+def _formats(rows: list[ExportOutcome]) -> list[str]:
+    tried = {row.format for row in rows}
+    return [name for name in FORMATS if name in tried]
+
+
 def _totals(rows: list[ExportOutcome]) -> str:
     lines = ["| format | architectures | published | refused | wrong | crashed |"]
     lines.append("|---|--:|--:|--:|--:|--:|")
-    for name in FORMATS:
+    for name in _formats(rows):
         counts = Counter(row.verdict for row in rows if row.format == name)
         total = sum(counts.values())
         published = counts[ExportVerdict.PUBLISHED]
@@ -103,10 +127,11 @@ def _totals(rows: list[ExportOutcome]) -> str:
 
 def _table(rows: list[ExportOutcome]) -> str:
     cells = {(row.architecture, row.format): _CELLS[row.verdict] for row in rows}
-    lines = [EVERY, f"| architecture | {' | '.join(FORMATS)} |"]
-    lines.append("|---" * (len(FORMATS) + 1) + "|")
+    formats = _formats(rows)
+    lines = [EVERY, f"| architecture | {' | '.join(formats)} |"]
+    lines.append("|---" * (len(formats) + 1) + "|")
     for name in dict.fromkeys(row.architecture for row in rows):
-        found = (cells.get((name, each), "") for each in FORMATS)
+        found = (cells.get((name, each), "") for each in formats)
         lines.append(f"| `{name}` | {' | '.join(found)} |")
     return "\n".join(lines) + "\n"
 
