@@ -161,7 +161,7 @@ STAGES = (
         *(f"{_TESTS}/logging/logging_test.py", models.python("identity_fp32_logging")),
         label="verbose",
         before=_verbose,
-        says=(*((text, 4) for text in _MESSAGES), ("Verbose Msg!", 4)),
+        says=(*((text, 4) for text in _MESSAGES), ("Verbose Msg!", 3)),
     ),
     _leak(models.python("custom_metrics"), "custom_metrics"),
     Stage(
