@@ -471,10 +471,13 @@ STAGES = (
     Stage(_SHM, schedules.slow_simple, SHARED, "Unregister and grpc", "", _TYPE_GRPC, alone="::"),
     Stage("L0_http/http_request_many_chunks.py", models.simple),
     Stage("L0_http/generate_endpoint_test.py", models.generating),
-    Stage(
-        *("L0_sagemaker/sagemaker_test.py", models.add_and_subtract(sm_model="1")),
-        ("--http-port", "8080", "--allow-sagemaker", "true"),
-        settings={"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "sm_model"},
+    *(
+        Stage(
+            *(f"L0_sagemaker/{file}.py", models.add_and_subtract(sm_model="1")),
+            ("--http-port", "8080", "--allow-sagemaker", "true"),
+            settings={"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "sm_model"},
+        )
+        for file in ("sagemaker_test", "sagemaker_request_many_chunks")
     ),
     Stage(
         *("L0_sagemaker/sagemaker_multi_model_test.py", models.unpacked_archives),
