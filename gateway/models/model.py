@@ -115,7 +115,7 @@ class ServedVersion:
         self.infer, self.stream, self.refuses, self.overloaded, self._sequences = built
         instances = configuration.instance_count(self.config)
         self.turns.resize(self.signature.max_batch_size, instances)
-        if self._sequences is not None:
+        if self.config.HasField("sequence_batching"):
             # A request of a running sequence must pass those that wait for its slot.
             self.turns.free = sys.maxsize
 
