@@ -29,8 +29,6 @@ SUFFIX, PART = ".jsonl", ".jsonl.part"
 NO_MODEL = "_"
 #: Longer names of models are cut, with a hash in place of their end.
 MOST_NAME_BYTES = 160
-#: Attempts to prune a folder, in files; a folder with more is pruned step by step.
-MOST_FILES = 100_000
 
 
 class Written(NamedTuple):
@@ -127,6 +125,7 @@ class FolderSink:
             file = self._open.get(model)
             if file is not None and file.size >= self._rotate_bytes:
                 self._complete(model)
+                self._prune()
                 file = None
             if file is None:
                 below = self._folder / folder_of(model)
@@ -134,6 +133,8 @@ class FolderSink:
                 file = self._open[model] = _OpenFile(below / f"{new_name()}{PART}")
             _append(file, b"".join(lines))
         except OSError as error:
+            if isinstance(error, FileNotFoundError):  # somebody has deleted the folder
+                self._open.pop(model, None)
             self._fail(error)
             return Written(0, len(lines))
         self._has_failed = False
@@ -141,17 +142,22 @@ class FolderSink:
 
     def tick(self, closing: bool = False) -> Written:
         before = time.monotonic() - self._rotate_seconds
-        for model in [m for m, file in self._open.items() if closing or file.begun <= before]:
-            try:
+        due = [m for m, file in self._open.items() if closing or file.begun <= before]
+        try:
+            for model in due:
                 self._complete(model)
-            except OSError as error:
-                self._fail(error)
+            if due:
+                self._prune()
+        except OSError as error:
+            self._fail(error)
         return Written()
 
     def _complete(self, model: str) -> None:
         path = self._open.pop(model).path
         with contextlib.suppress(FileNotFoundError):
             path.rename(path.with_name(path.name.removesuffix(PART) + SUFFIX))
+
+    def _prune(self) -> None:
         prune(self._folder, self._most_bytes, None, 2 * self._rotate_seconds)
 
     def _fail(self, error: OSError) -> None:

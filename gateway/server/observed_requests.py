@@ -198,7 +198,8 @@ def _end(record: RequestRecord, status: int) -> None:
     captured = record.captured
     if captured is not None and captured.unread is not None:
         # A request that is refused for its head has a body, too.
-        content = None if captured.was_read else captured.unread()
+        is_known = captured.was_read or status in (401, 403)  # of strangers nothing is kept
+        content = None if is_known else captured.unread()
         captured.unread = None
         if content is not None:
             captured.received(content)

@@ -108,13 +108,19 @@ class CapturedTraffic:
                 held.append(CapturedTensor(each.name, each.datatype, data, response))
         return held
 
-    def _has_room(self, size: int) -> bool:
-        self.size += size
-        if self.size > self._most_bytes and not self.is_too_large:
+    def fits(self, size: int) -> bool:
+        """Whether a further ``size`` bytes may be noted; if not, all is given up."""
+        if self.size + size > self._most_bytes and not self.is_too_large:
             self.is_too_large = True
             for each in (self.request, self.response, self.inferences):
                 each.clear()
         return not self.is_too_large
+
+    def _has_room(self, size: int) -> bool:
+        fits = self.fits(size)
+        if fits:
+            self.size += size
+        return fits
 
 
 def _is_lasting(data: Array) -> bool:

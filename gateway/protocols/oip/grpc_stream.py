@@ -233,14 +233,17 @@ def _record_of(message: Any) -> RequestRecord | None:
         return None
     if type(message) is RefusedMessage:
         return stream.message(0)
-    record = stream.message(message.ByteSize())
-    if record.captured is not None:
+    size = message.ByteSize()
+    record = stream.message(size)
+    if record.captured is not None and record.captured.fits(size):
         record.captured.received_message(message.SerializeToString())
     return record
 
 
 def _capture(record: RequestRecord | None, answer: Any) -> None:
-    if record is not None and record.captured is not None:
+    if record is None or record.captured is None:
+        return
+    if record.captured.fits(answer.ByteSize()):
         record.captured.sent_message((answer.SerializeToString(),))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import stat
 from collections.abc import Callable
 from contextvars import Context
@@ -303,3 +304,24 @@ def test_records_of_all_files_come_in_the_order_of_time(tmp_path: Path) -> None:
         for inputs, _ in record.inferences()
     ]
     assert values == sorted(values)
+
+
+def test_a_folder_that_is_deleted_is_made_again(tmp_path: Path) -> None:
+    sink = FolderSink(tmp_path, 1 << 20, 3600.0, 1 << 30)
+    sink.write("m", [b"first\n"])
+    shutil.rmtree(tmp_path / "m")
+    assert sink.write("m", [b"second\n"]) == Written(0, 1)
+    assert sink.write("m", [b"third\n"]) == Written(1)
+    sink.tick(closing=True)
+    assert [path.read_text() for path in tmp_path.glob("*/*.jsonl")] == ["third\n"]
+
+
+async def test_nothing_of_a_stranger_s_request_is_kept(folder: Path, tmp_path: Path) -> None:
+    rules = tmp_path / "access.toml"
+    rules.write_text('[[rules]]\nprincipals = ["ci"]\noperations = ["infer"]\n')
+    async with serving(
+        folder, record=ALL._replace(target=tmp_path / "records"), access=rules
+    ) as gateway:
+        assert (await gateway.infer("x2")).status_code == 401
+    [record] = records(tmp_path / "records")
+    assert (record.status, record.request.body) == (401, None)
