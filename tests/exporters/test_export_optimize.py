@@ -26,10 +26,12 @@ from modelport.exporters.requests import sample_requests
 from modelport.exporters.requests.random_inputs import sampler
 from modelport.exporters.sources.pytorch import source
 from modelport.gateway.errors import IntegrityError, UsageError
-from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
+from modelport.gateway.recording.recorder import RequestRecorder
+from modelport.gateway.types import Datatype, ModelSignature, Tensor, TensorSpec
 from modelport.loadtests.compare import artifacts
 from modelport.loadtests.compare.plan import Variant
 from tests.exporters.conftest import FRAUD_KWARGS
+from tests.gateway.recording.test_recorded_traffic import ALL, put_tensors
 from tests.pickle_bomb import PickleBomb
 
 Invoke = Callable[..., Result]
@@ -364,7 +366,12 @@ def test_all_forms_of_calibration_data_give_the_same_inputs(fraud: Any, tmp_path
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
     document = sample_requests.record(signature, rows, subject.reference, 0.0, 0.0)
     sample_requests.write(tmp_path / "rows.json", document)
-    for name in ("rows.npz", "rows.jsonl", "rows.json"):
+    recorder = RequestRecorder(ALL._replace(target=tmp_path / "records"))
+    for row in rows:
+        given = [Tensor(spec.name, spec.datatype, row[spec.name]) for spec in signature.inputs]
+        put_tensors(recorder, "fraud", given, [])
+    recorder.close()
+    for name in ("rows.npz", "rows.jsonl", "rows.json", "records"):
         data = calibration.read([tmp_path / name], subject)
         assert data.rows == 9
         for key, expected in whole.items():

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from modelport.gateway.recording.recorder import RequestRecorder
-from modelport.gateway.types import Datatype, InferRequest, InferResponse, Tensor
+from modelport.gateway.types import Datatype, Tensor
 from modelport.loadtests.drift import features, shift
 from modelport.loadtests.drift.features import FeatureName, RequestRows
 from modelport.loadtests.drift.shift import Correction
 from tests.commands import modelport
-from tests.gateway.recording.test_recorded_traffic import ALL, ended
+from tests.gateway.recording.test_recorded_traffic import ALL, put_tensors
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J"
 
@@ -101,14 +101,9 @@ def test_large_and_uneven_tensors_are_described() -> None:
 def record(folder: Path, values: Any, name: str = "x") -> None:
     made = RequestRecorder(ALL._replace(target=folder))
     for row in values:
-        captured = made.capture()
-        assert captured is not None
-        request = InferRequest("m", [Tensor(name, Datatype.FP32, row[None].astype(np.float32))])
-        call = captured.infers(request)
+        given = Tensor(name, Datatype.FP32, row[None].astype(np.float32))
         answer = Tensor("y", Datatype.FP32, row[None, :1].astype(np.float32))
-        captured.inferred(call, InferResponse("m", 1, [answer]))
-        done = ended("m", None)
-        made.record(done, captured)
+        put_tensors(made, "m", [given], [answer])
     made.close()
 
 

@@ -146,6 +146,17 @@ def put(target: RequestRecorder, model: str = "m", **more: Any) -> None:
         target.record(ended(model, captured, **more), captured)
 
 
+def put_tensors(
+    target: RequestRecorder, model: str, inputs: list[Tensor], outputs: list[Tensor]
+) -> None:
+    """Record a request with these tensors."""
+    captured = target.capture()
+    assert captured is not None
+    call = captured.infers(InferRequest(model, inputs))
+    captured.inferred(call, InferResponse(model, 1, outputs))
+    target.record(ended(model, None), captured)
+
+
 def test_the_share_of_a_model_replaces_that_of_all(tmp_path: Path) -> None:
     made = RequestRecorder(
         ALL._replace(target=tmp_path, sample=0.2, model_samples={"all": 1.0, "no": 0})
