@@ -11,8 +11,9 @@ import random
 import socket
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
+from functools import partial
 
 import structlog
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -144,9 +145,9 @@ class RequestRecorder:
                 self._closing.wait(LINGER_SECONDS)
             self._wake.clear()
             self._write_all()
-            self._count(self._sink.tick())
+            self._sunk(self._sink.tick)
         self._write_all()
-        self._count(self._sink.tick(closing=True))
+        self._sunk(partial(self._sink.tick, closing=True))
 
     def _write_all(self) -> None:
         held: dict[str, list[bytes]] = {}
@@ -169,8 +170,14 @@ class RequestRecorder:
 
     def _write(self, held: Mapping[str, list[bytes]]) -> None:
         for model, lines in held.items():
-            self._count(self._sink.write(model, lines))
+            self._sunk(partial(self._sink.write, model, lines), len(lines))
 
-    def _count(self, done: Written) -> None:
+    def _sunk(self, work: Callable[[], Written], lines: int = 0) -> None:
+        """Have the sink do some work, and count; an unforeseen error does not end the thread."""
+        try:
+            done = work()
+        except Exception:
+            log.exception("records cannot be written")
+            done = Written(0, lines)
         self.written += done.written
         self.dropped[Dropped.NOT_WRITTEN] += done.lost

@@ -180,6 +180,8 @@ class FailingSink:
 
     def write(self, model: str, lines: list[bytes]) -> Written:
         if self.fails():
+            if len(lines) % 2:
+                raise RuntimeError("a defect")
             return Written(0, len(lines))
         self.kept += len(lines)
         return Written(len(lines))
