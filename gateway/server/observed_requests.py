@@ -185,6 +185,8 @@ async def _observed(
         raise
     finally:
         record.context = copy_context()
+    if response.parts is not None:  # a stream, whose parts pass unseen
+        record.captured = None
     headers = answered(record, response.status, response.headers)
     sent(record, size, response.body, more=False)
     return HttpResponse(response.status, response.body, headers, response.parts)
