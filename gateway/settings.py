@@ -263,8 +263,9 @@ class Settings(NamedTuple):
     grpc_port: int = 8001
     metrics_address: str = "127.0.0.1"
     metrics_port: int = 8002
-    #: Whether the metrics port also has the console, and the API of the HTTP port.
-    allow_console: bool = True
+    #: Whether the metrics port also has the console, and the API of the HTTP port; None: unless
+    #: everyone on the network could use it.
+    allow_console: bool | None = None
     metrics: MetricsChoice = MetricsChoice()
     #: UNIX domain sockets besides the ports; in a worker, descriptors of the parent's.
     http_socket: Path | int | None = None

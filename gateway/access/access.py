@@ -238,14 +238,19 @@ def check(path: Path, tls: TlsFiles | None) -> None:
     Access(path, FileWatcher(), verifies_clients=verifies_clients(tls)).close()
 
 
+def exposed(settings: Settings, *addresses: str) -> list[str]:
+    """The addresses on which everyone on the network may use the gateway."""
+    if settings.access is not None or requires_certificates(settings.tls):
+        return []
+    return sorted({address for address in addresses if not is_loopback(address)})
+
+
 def warn_if_exposed(settings: Settings) -> None:
     """Log a warning if everyone on the network may use the gateway."""
-    if settings.access is not None or requires_certificates(settings.tls):
-        return
     addresses = (settings.http_address, settings.grpc_address, settings.metrics_address)
-    exposed = sorted({address for address in addresses if not is_loopback(address)})
-    if exposed:
-        log.warning("everyone who can reach this gateway may use it", addresses=exposed,
+    found = exposed(settings, *addresses)
+    if found:
+        log.warning("everyone who can reach this gateway may use it", addresses=found,
             remedy="--access FILE or --tls-client-ca FILE")  # fmt: skip
 
 

@@ -256,8 +256,9 @@ class ServeOptions(TypedDict, total=False):
     metrics_address: Annotated[str, "Address to serve metrics, rollouts and the console on."]
     metrics_port: Annotated[int, "Port to serve metrics, rollouts and the console on.", PORT]
     allow_console: Annotated[
-        bool,
-        "Serve the console, a web page at /console, and the API that it uses on the metrics port.",
+        bool | None,
+        "Serve the console, a web page at /console, and the API that it uses on the metrics port.  "
+        "[default: unless --insecure opens that port to everyone on the network]",
     ]
     metrics_config: Annotated[
         str | Sequence[str],

@@ -17,7 +17,7 @@ from google.protobuf import text_format
 from prometheus_client import CollectorRegistry, exposition
 from prometheus_client.core import Metric
 
-from modelport.gateway.access.access import Access
+from modelport.gateway.access.access import Access, exposed
 from modelport.gateway.access.access_metrics import AccessCollector
 from modelport.gateway.access.context import CURRENT, enter
 from modelport.gateway.access.operations import Operation
@@ -82,7 +82,10 @@ def listener(
         api: The handler of the HTTP port's API, which the console uses.
     """
     handler = mount(_not_found, scrape, "/metrics", TFSERVING_PATH)
-    if settings.allow_console:
+    allowed = settings.allow_console
+    if allowed is None:  # a network that may scrape metrics need not be one that may load models
+        allowed = not exposed(settings, settings.metrics_address)
+    if allowed:
         handler = console_page.mount(handler, api, recent, access, refuse)
     handler = rollouts.handler(handler)
     if access is not None:

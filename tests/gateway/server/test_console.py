@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import urljoin
 
 import httpx
@@ -151,11 +152,19 @@ async def test_metrics_of_one_model_leave_out_the_counters_of_others(
     assert 'modelport_model_versions{model="x2"' in others
 
 
-async def test_without_a_console_the_metrics_port_has_neither_page_nor_api(tmp_path: Path) -> None:
-    async with serving(models.repository(tmp_path), allow_console=False) as gateway:
+@pytest.mark.parametrize(
+    ("address", "allowed", "status"),
+    [("127.0.0.1", False, 404), ("0.0.0.0", None, 404), ("0.0.0.0", True, 200)],
+)
+async def test_without_a_console_the_metrics_port_has_neither_page_nor_api(
+    tmp_path: Path, address: str, allowed: bool | None, status: int
+) -> None:
+    """And a network that may read the metrics gets no control that it did not have."""
+    settings: Any = {"metrics_address": address, "allow_console": allowed}
+    async with serving(models.repository(tmp_path), **settings) as gateway:
         gateway.http.base_url = f"http://127.0.0.1:{gateway.server.ports.metrics_port}"
-        for path in ("/console", "/console/app.js", "/v2", "/v2/requests"):
-            assert (await gateway.http.get(path)).status_code == 404
+        for path in ("/console", "/console/app.js", "/v2"):
+            assert (await gateway.http.get(path)).status_code == status
         assert (await gateway.http.get("/metrics")).status_code == 200
 
 
