@@ -148,7 +148,7 @@ def rrelu_and_noise(x: Tensor, noise: Tensor, *rest: Any, **options: Any) -> Any
 
 @decomposes(aten.addmm.default)
 def addmm(x: Tensor, left: Tensor, right: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    """Of integers; ONNX Runtime computes the sum and the product in one of floats alone."""
+    """Multiply integers and add; ONNX Runtime does both at once for floats only."""
     if left.is_floating_point() or left.is_complex():
         return NotImplemented
     product = left @ right

@@ -39,7 +39,7 @@ def _is_known(x: Tensor, output_size: Sequence[int]) -> bool:
 
 @decomposes(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
 def adaptive_maximum(x: Tensor, output_size: Sequence[int]) -> Any:
-    """The maximum over windows, each of which is gathered, and its place in the plane."""
+    """The maximum over gathered windows, and its place in the plane."""
     if not _is_known(x, output_size):
         return NotImplemented
     count = len(output_size)

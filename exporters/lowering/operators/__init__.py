@@ -29,10 +29,8 @@ from modelport.exporters.lowering.operators import (
 from modelport.exporters.lowering.registry import OPERATORS
 
 layout.keep_layouts(OPERATORS)
-for _name in list(OPERATORS):
-    # A view and its copy have the same values.
-    _packet, _dot, _overload = _name.partition(".")
-    OPERATORS.setdefault(f"{_packet}_copy{_dot}{_overload}", OPERATORS[_name])
+for _name in ("as_strided", "view"):  # a copy of a view has its values
+    OPERATORS[f"{_name}_copy"] = OPERATORS[_name]
 
 __all__ = [
     "OPERATORS",

@@ -26,7 +26,7 @@ COUNTED = {
 }
 
 
-class Comparison(TorchDispatchMode):
+class BesideOperators(TorchDispatchMode):
     """Runs the decomposition of each operator beside the operator."""
 
     def __init__(self) -> None:
@@ -80,10 +80,10 @@ def calls(name: str) -> Iterator[Any]:
 
 
 @cache
-def compared(name: str) -> Comparison:
+def compared(name: str) -> BesideOperators:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    comparison = Comparison()
+    comparison = BesideOperators()
     with torch.no_grad():
         for sample in calls(name):
             with comparison:
@@ -103,7 +103,7 @@ def test_a_decomposition_computes_what_the_operator_computes(name: str) -> None:
 def test_the_comparison_finds_a_wrong_value_and_a_wrong_datatype() -> None:
     x = torch.ones(2)
     for wrong in (x + 1, x.double(), x[:1]):
-        comparison = Comparison()
+        comparison = BesideOperators()
         comparison.check("operator", x, wrong)
         assert comparison.different
 

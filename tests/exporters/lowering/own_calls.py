@@ -77,6 +77,7 @@ _add("bitwise_not", _INTS)
 _add("bitwise_not", _BOOLS)
 for _name in ("bitwise_left_shift", "bitwise_right_shift"):
     _add(f"{_name}.Tensor_Scalar", _INTS, 2)
+    _add(f"{_name}.Scalar_Tensor", 100, _INTS[2:5])
 _FLOATS = torch.tensor([[-2.5, -1.0, -0.3], [0.0, 1.7, 4.2]])
 for _bound in (-1, 1.5):
     _add("clamp_max", _FLOATS, _bound)

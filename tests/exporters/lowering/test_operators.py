@@ -7,6 +7,7 @@ import zlib
 import pytest
 import torch
 
+from modelport.exporters.lowering.built_in import built_in_operators
 from modelport.exporters.lowering.operators import OPERATORS
 from modelport.gateway.errors import Unsupported
 from tests.exporters.lowering.layer_calls import REFUSED
@@ -47,6 +48,14 @@ NAMES = sorted(
 QUICK = [name for name in NAMES if zlib.crc32(name.encode()) % 4 == 0]
 
 
+#: Operators of integers that TFLite has no kernel for.
+INTEGERS = (
+    *("bitwise_and.Tensor", "bitwise_or.Tensor", "bitwise_xor.Tensor", "bitwise_not"),
+    *("bitwise_left_shift.Tensor_Scalar", "bitwise_right_shift.Tensor_Scalar", "bmm", "mm"),
+    *("div.Tensor_mode", "floor_divide", "fmod.Tensor", "pow.Tensor_Tensor", "remainder.Tensor"),
+)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_an_operator_computes_what_torch_computes(name: str) -> None:
     assert calls(name), f"no sample calls {name}; add a call to OWN_CALLS"
@@ -59,6 +68,12 @@ def test_an_operator_needs_no_static_sizes(name: str) -> None:
     found = most_dimensions(calls(name))
     for symbolic in (1, 9) if name in SYMBOLIC else (0,):
         assert DynamicRun(found, static, symbolic).differences() == []
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_an_operator_of_integers_computes_the_same_with_built_in_operators(name: str) -> None:
+    with built_in_operators():
+        assert [found for call in calls(name) if (found := eager_difference(call))] == []
 
 
 def most_dimensions(found: list[OperatorCall]) -> list[OperatorCall]:
