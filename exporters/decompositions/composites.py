@@ -62,15 +62,18 @@ def narrow(x: Tensor, dim: int, start: Tensor, length: int) -> Tensor:
 
 def inverse(x: Tensor) -> Tensor:
     """An inverse without a check, as those below: a graph raises no errors."""
-    return torch.linalg.inv_ex(x)[0]
+    found: Tensor = torch.linalg.inv_ex(x)[0]
+    return found
 
 
 def solve(x: Tensor, other: Tensor, *, left: bool = True) -> Tensor:
-    return torch.linalg.solve_ex(x, other, left=left)[0]
+    found: Tensor = torch.linalg.solve_ex(x, other, left=left)[0]
+    return found
 
 
 def cholesky(x: Tensor, *, upper: bool = False) -> Tensor:
-    return torch.linalg.cholesky_ex(x, upper=upper)[0]
+    found: Tensor = torch.linalg.cholesky_ex(x, upper=upper)[0]
+    return found
 
 
 def lu_factor(x: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor]:

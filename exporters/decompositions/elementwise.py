@@ -178,3 +178,14 @@ def squeeze_copy(x: Tensor, dim: Any) -> Tensor:
     chosen = {each % max(1, x.dim()) for each in dims}
     kept = [n for d, n in enumerate(x.shape) if d not in chosen or n != 1]
     return x.reshape(kept).clone()
+
+
+@decomposes(aten.softmax.int)
+def softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+    """Convert first; torch.onnx converts the result."""
+    return aten._softmax.default(x if dtype is None else x.to(dtype), dim, False)
+
+
+@decomposes(aten.log_softmax.int)
+def log_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+    return aten._log_softmax.default(x if dtype is None else x.to(dtype), dim, False)

@@ -6,13 +6,12 @@ of columns has to be known; batches may have any size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from modelport.exporters.decompositions.table import decomposes
+from modelport.exporters.decompositions.table import F, decomposes
 
 aten = torch.ops.aten
 
@@ -20,7 +19,7 @@ aten = torch.ops.aten
 MOST_COLUMNS = 64
 
 
-def _of_known_size(function: Callable[..., Any]) -> Callable[..., Any]:
+def _of_known_size(function: F) -> F:
     """Leave the operator as it is where the matrix is large, or of unknown size."""
 
     def decomposed(x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -28,7 +27,11 @@ def _of_known_size(function: Callable[..., Any]) -> Callable[..., Any]:
         real = not x.is_complex()
         return function(x, *args, **kwargs) if known and real else NotImplemented
 
-    return decomposed
+    return cast(F, decomposed)
+
+
+def _broadcast(*shapes: Any) -> Any:
+    return torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
 
 
 def _no_error(x: Tensor) -> Tensor:
@@ -110,7 +113,7 @@ def lu_unpack(
 def _triangular(a: Tensor, b: Tensor, upper: bool, unitriangular: bool = False) -> Tensor:
     """Solve ``a @ x = b`` by substitution."""
     size = a.shape[-1]
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    batch = _broadcast(a.shape[:-2], b.shape[:-2])
     a, x = a.expand(*batch, size, size), b.expand(*batch, *b.shape[-2:])
     down = torch.arange(size).unsqueeze(-1)
     for k in reversed(range(size)) if upper else range(size):
@@ -138,7 +141,7 @@ def triangular_solve(
     if not isinstance(a.shape[-1], int) or a.shape[-1] > MOST_COLUMNS or a.is_complex():
         return NotImplemented
     turned, is_upper = (a.mT, not upper) if transpose else (a, upper)
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    batch = _broadcast(a.shape[:-2], b.shape[:-2])
     return _triangular(turned, b, is_upper, unitriangular), a.expand(*batch, *a.shape[-2:]).clone()
 
 

@@ -85,7 +85,7 @@ def diagonal_scatter(
     x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Tensor:
     along = torch.arange(source.shape[-1], device=x.device)
-    where = [along + max(-offset, 0), along + max(offset, 0)]
+    where: list[Tensor | None] = [along + max(-offset, 0), along + max(offset, 0)]
     moved = x.movedim((dim1, dim2), (0, 1)).index_put(where, source.movedim(-1, 0))
     return moved.movedim((0, 1), (dim1, dim2))
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 Decomposition = Callable[..., Any]
+F = TypeVar("F", bound=Decomposition)
 
 DECOMPOSITIONS: dict[Any, Decomposition] = {}
 
 
-def decomposes(*operators: Any) -> Callable[[Decomposition], Decomposition]:
+def decomposes(*operators: Any) -> Callable[[F], F]:
     """Register the decorated function as the decomposition of ``operators``."""
 
-    def register(function: Decomposition) -> Decomposition:
+    def register(function: F) -> F:
         for operator in operators:
             if operator in DECOMPOSITIONS:
                 raise ValueError(f"operator '{operator}' is decomposed twice")

@@ -217,7 +217,7 @@ def _decompositions() -> Iterator[None]:
     def with_ours(translated: Any) -> dict[Any, Any]:
         return {**create(translated), **DECOMPOSITIONS}
 
-    _decomp.create_onnx_friendly_decomposition_table = with_ours
+    _decomp.create_onnx_friendly_decomposition_table = with_ours  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import onnx
 import onnx_ir as ir
@@ -18,13 +18,17 @@ Supported = Mapping[str, frozenset[ir.DataType]]
 
 #: Datatypes that hold all values of another one, as far as ONNX Runtime adds and compares them.
 _HOLDS: Mapping[ir.DataType, tuple[ir.DataType, ...]] = {
-    ir.DataType.BOOL: (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT),
+    ir.DataType.BOOL: (ir.DataType.INT32, ir.DataType.INT64),
     ir.DataType.UINT8: (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT),
     ir.DataType.INT8: (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT),
     ir.DataType.INT16: (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT),
     ir.DataType.INT32: (ir.DataType.INT64, ir.DataType.DOUBLE),
     ir.DataType.INT64: (ir.DataType.DOUBLE,),  # up to 2**53
 }
+
+
+#: Operators that leave integers as they are, though ONNX defines them of floats alone.
+_ROUNDINGS = ("Ceil", "Floor", "Round")
 
 
 def cast_around_gaps(model: ir.Model) -> None:
@@ -44,6 +48,8 @@ def _replacements(node: ir.Node, version: int) -> dict[str, ir.DataType]:
     if not kernels or any(_fits(kernel, actual) for kernel in kernels):
         return {}
     for dtype in dict.fromkeys(actual.values()):
+        if not (dtype == ir.DataType.BOOL or node.op_type in _ROUNDINGS or _defined(node, version)):
+            continue  # as of a function of floats, whose result is no integer
         kinds = [kind for kind, each in actual.items() if each == dtype]
         for other in _HOLDS.get(dtype, ()):
             for chosen in (*([kind] for kind in kinds), kinds):
@@ -51,6 +57,16 @@ def _replacements(node: ir.Node, version: int) -> dict[str, ir.DataType]:
                 if any(_fits(kernel, {**actual, **wanted}) for kernel in kernels):
                     return wanted
     return {}
+
+
+def _defined(node: ir.Node, version: int) -> bool:
+    """Whether ONNX defines the operator of the datatypes that ``node`` has."""
+    schema = onnx.defs.get_schema(node.op_type, version, "")
+    allowed = {
+        c.type_param_str: frozenset(_datatypes(c.allowed_type_strs))
+        for c in schema.type_constraints
+    }
+    return _fits(allowed, {k: v.dtype for k, v in _formal(node, version) if v.dtype is not None})
 
 
 def _fits(kernel: Supported, actual: Mapping[str, ir.DataType]) -> bool:
@@ -70,7 +86,7 @@ def _kernels(version: int) -> dict[str, list[Supported]]:
     return found
 
 
-def _datatypes(names: list[str]) -> Iterator[ir.DataType]:
+def _datatypes(names: Iterable[str]) -> Iterator[ir.DataType]:
     for name in names:
         word = name.removeprefix("tensor(").removesuffix(")").upper()
         if word in ir.DataType.__members__:

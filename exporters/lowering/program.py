@@ -53,7 +53,7 @@ def prepared(traced: ExportedProgram) -> ExportedProgram:
 
 def decompositions() -> Any:
     """PyTorch's decompositions and the project's own, except of what the table has whole."""
-    table = torch.export.default_decompositions()
+    table: Any = torch.export.default_decompositions()
     for operator, function in decomposition_table.items():
         if hasattr(operator, "_schema") and operator not in table:
             table[operator] = function
