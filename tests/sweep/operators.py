@@ -44,7 +44,7 @@ FORMATS = ("onnx", "savedmodel", "tflite")
 #: Most processor time for one conversion and its run.
 CPU_SECONDS = 90.0
 #: Operators of one process: libraries keep what they once compiled.
-AT_ONCE = 24
+AT_ONCE = 8
 
 #: A value is wrong if ``|error| > ATOL + RTOL * |reference|``.
 ATOL, RTOL = 1e-4, 1e-3
