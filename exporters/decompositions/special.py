@@ -68,7 +68,8 @@ def polygamma(n: int, x: Tensor) -> Tensor:
     total = total + z ** (1 - s) / (s - 1) + 0.5 * z**-s
     total = total + s / 12 * z ** (-s - 1) - s * (s + 1) * (s + 2) / 720 * z ** (-s - 3)
     pole = (x <= 0) & (x == x.floor())
-    return (-1) ** s * math.factorial(n) * torch.where(pole, torch.inf, total)
+    sign = 1.0 if n % 2 else -1.0
+    return sign * math.factorial(n) * torch.where(pole, torch.inf, total)
 
 
 @decomposes(aten.erfinv.default, prims.erf_inv.default)
