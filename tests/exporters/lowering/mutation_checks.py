@@ -29,7 +29,7 @@ EQUIVALENT_BY_REASON: Mapping[str, Sequence[str]] = {
         "control_flow.while_loop: negated: tf.is_tensor(result)",
         "creation.filled: negated: not is_static(dims)",
         "creation.arange: negated: values.numel() <= LONGEST_CONSTANT",
-        "loops.scan: negated: _BUILT_IN_ONLY.get()",
+        "loops.scan: negated: only_built_in()",
         "normalization.batch_norm_of_running_statistics: negated: not is_constant(variance)",
         "products.linear: negated: rank(x) == 2",
         "normalization._wide: negated: x.dtype in (tf.float16, tf.bfloat16)",
