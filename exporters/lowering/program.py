@@ -86,14 +86,19 @@ def check_operators(program: ExportedProgram) -> None:
     for graph in graphs(program):
         for node in graph.nodes:
             if node.op == "call_function" and name_of(node.target) not in OPERATORS:
-                missing.setdefault(name_of(node.target), node)
+                missing.setdefault(name_of(_original(node)), node)
     if missing:
         name, node = next(iter(missing.items()))
         others = f" (and {', '.join(list(missing)[1:])})" if len(missing) > 1 else ""
         raise Unsupported(
             f"operator '{name}'{others} of {torch_errors.origin(node)} has no equivalent in "
-            f"TensorFlow; {elsewhere(node.target for node in missing.values())}"
+            f"TensorFlow; {elsewhere(map(_original, missing.values()))}"
         )
+
+
+def _original(node: fx.Node) -> Any:
+    """The operator that a decomposition has made ``node`` of."""
+    return node.meta.get("original_aten") or node.target
 
 
 def elsewhere(operators: Iterable[Any]) -> str:

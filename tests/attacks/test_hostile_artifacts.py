@@ -22,6 +22,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -55,6 +56,8 @@ from tests.attacks import hostile_graphs, hostile_torch, zips
 from tests.pickle_bomb import PickleBomb
 
 TORCH = {"torchscript": hostile_torch.TORCHSCRIPT, "pt2": hostile_torch.EXPORTED}
+#: A source of a model that batches.
+BATCHED: Any = SimpleNamespace(signature=SimpleNamespace(max_batch_size=1))
 DEFAULT = {row.name: row.platform.default_filename for row in FORMATS.builtin.values()}
 
 
@@ -153,7 +156,7 @@ def opened(kind: str, path: Path, repository: HostileRepository) -> Callable[[],
     ways: dict[str, Callable[[], object]] = {
         "checkpoint": lambda: checkpoint.read(path),
         "keras": lambda: keras_guard.read_config(path),
-        "npz": lambda: evaluation.read(path, None),  # type: ignore[arg-type]
+        "npz": lambda: evaluation.read(path, BATCHED),
     }
     return ways.get(kind, repository.serve)
 
@@ -512,7 +515,7 @@ def test_data_that_is_pickled_is_not_read(tmp_path: Path, mark: Path) -> None:
     path = tmp_path / "data.npz"
     np.savez(path, x=np.array([PickleBomb(mark)], dtype=object))
     with pytest.raises(UsageError, match="is not a readable"):
-        evaluation.read(path, None)  # type: ignore[arg-type]
+        evaluation.read(path, BATCHED)
     assert not mark.exists()
     with np.load(path, allow_pickle=True) as file:
         assert file["x"].size

@@ -116,6 +116,8 @@ GET_ROUTES = (
     "/v2/systemsharedmemory/status",
     "/v2/cudasharedmemory/status",
 )
+#: Read too, but the models of these tests have none.
+CERTIFICATE_ROUTES = ("/v2/models/x2/certificate", "/v2/models/x2/versions/1/certificate")
 #: Read too, but there are no regions.
 REGION_ROUTES = (
     "/v2/systemsharedmemory/region/r/status",
@@ -700,9 +702,10 @@ def test_metrics_count_batch_elements_successes_and_failures(
     assert sample(after, "nv_inference_pending_request_count") == 0
 
 
-def test_the_metrics_port_has_nothing_else(gateway: Gateway) -> None:
+def test_the_metrics_port_has_what_the_console_asks_for_and_nothing_else(gateway: Gateway) -> None:
     host = f"127.0.0.1:{gateway.metrics_port}"
-    for path in ("/", "/v2", "/v2/models/x2/infer", "/metrics/../v2"):
+    assert wire.send(host, "GET", "/v2/models/x2").json["name"] == "x2"
+    for path in ("/", "/metrics/../v2", "/v1/models/x2", "/docs", "/models", "/console/../v2"):
         wire.assert_error(wire.send(host, "GET", path), 404)
 
 
@@ -720,7 +723,10 @@ def test_every_route_is_documented(connection: KeptConnection) -> None:
         if path.startswith("/v2")
         for method in methods
     }
-    expected = {("GET", path) for path in (*GET_ROUTES, *REGION_ROUTES, *SETTING_ROUTES)}
+    expected = {
+        ("GET", path)
+        for path in (*GET_ROUTES, *REGION_ROUTES, *CERTIFICATE_ROUTES, *SETTING_ROUTES)
+    }
     expected |= {("POST", path) for path in (*POST_ROUTES, *SETTING_ROUTES)}
     assert routes == expected
 

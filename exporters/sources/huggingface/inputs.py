@@ -80,19 +80,17 @@ def inputs_for(
     if "pixel_values" in taken and not cut:
         for image in _images(facts):
             yield _paired(texts, image) if texts.specs else image
-    if (
-        "input_ids" in taken
-    ):  # a language model that puts images into its text also takes text alone
+    if texts.specs:  # a language model that puts images into its text also takes text alone
         yield texts
-    elif cut and "pixel_values" in taken:
+    if cut and "pixel_values" in taken:
         raise Unsupported(
             f"'{facts.folder.path}' takes {cut}, whose values decide on sizes within the model, "
             "which no graph keeps open; write a factory that fixes them, and give it with --model, "
             "--input and the weights"
         )
-    elif "pixel_values" in taken:
+    if texts.specs or "pixel_values" in taken:
         return
-    elif "input_values" in taken or "input_features" in taken:
+    if "input_values" in taken or "input_features" in taken:
         yield from audio(facts)
     elif "past_values" in taken:
         yield series(facts)

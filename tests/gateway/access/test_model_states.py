@@ -58,8 +58,8 @@ STATUSES = (
         *("404", "503", "503"),
     ),
     StatusRow(
-        "OIP, KServe v2: metadata, `config`, `stats`",
-        r"GET /v2/models/\{model\}(/versions/\{version\})?(/config|/stats)?",
+        "OIP, KServe v2: metadata, `config`, `stats`; `certificate`",
+        r"GET /v2/models/\{model\}(/versions/\{version\})?(/config|/stats|/certificate)?",
         *("404", "503"),
     ),
     StatusRow(
