@@ -209,7 +209,7 @@ sweep: $(READY) ## Export 150 architectures to every format, check each artifact
 	$(STAMP) docs/sweep.md
 
 sweep-drawn: $(READY) ## Export 80 architectures that a seed draws from other packages, and write docs/sweep-drawn.md; 2 hours; SEED=N
-	$(BIN)/python -m pip install --quiet --no-deps --target build/drawn --constraint constraints.txt timm torchvision
+	$(INSTALL) --no-deps --target build/drawn timm torchvision
 	PYTHONPATH=build/drawn $(BIN)/python -m tests.sweep --draw 80 --seed $(or $(SEED),1) --format onnx --format savedmodel --format tflite \
 		--results build/sweep-drawn-$(or $(SEED),1)-$(COMMIT).jsonl --page docs/sweep-drawn.md
 	$(STAMP) docs/sweep-drawn.md

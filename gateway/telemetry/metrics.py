@@ -31,6 +31,8 @@ from modelport.gateway.telemetry.tfserving_counters import REQUEST_BUCKETS_US, T
 
 #: The states of the repository index.
 STATES = ("READY", "LOADING", "UNLOADING", "UNAVAILABLE")
+#: The only metric with a name of the gateway's own that is read from the counters of a version.
+IN_FLIGHT = "modelport_requests_in_flight"
 #: Name, version and counters of every served version, read at scrape time.
 StatisticsSource = Callable[[], Iterable[tuple[str, int, Statistics]]]
 
@@ -88,9 +90,7 @@ def triton_families(source: StatisticsSource, chosen: MetricsChoice) -> Iterator
     pending = GaugeMetricFamily(
         "nv_inference_pending_request_count", "Requests awaiting execution", labels=labels
     )
-    in_flight = GaugeMetricFamily(
-        "modelport_requests_in_flight", "Requests awaiting an answer", labels=labels
-    )
+    in_flight = GaugeMetricFamily(IN_FLIGHT, "Requests awaiting an answer", labels=labels)
     histogram = HistogramMetricFamily(
         "nv_inference_first_response_histogram_ms", "Time to first response", labels=labels
     )

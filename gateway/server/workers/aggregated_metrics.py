@@ -11,6 +11,7 @@ from prometheus_client.core import Metric
 
 from modelport.gateway.server.workers import merged_answers
 from modelport.gateway.server.workers.merged_answers import Family
+from modelport.gateway.telemetry.metrics import IN_FLIGHT
 
 Documents = list[dict[str, Any]]
 _SUMMED = ("process_virtual_memory_bytes", "process_resident_memory_bytes", "process_open_fds")
@@ -71,7 +72,7 @@ class AggregatedMetrics:
 def _only(model: str, family: Family) -> Family:
     """The family without the counters of other models; the gateway's own are about all."""
     *head, samples = family
-    if family[0].startswith("modelport_"):
+    if family[0].startswith("modelport_") and family[0] != IN_FLIGHT:
         return family
     return [*head, [sample for sample in samples if (_of(sample[1]) or (model,))[0] == model]]
 
