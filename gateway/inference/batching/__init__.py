@@ -107,7 +107,7 @@ def schedule_sequences(
     joiner, together = _joiner(backend, config, signature)
     bounds = [BoundInstance(backend, stream, together)] * settings.instances
     if isinstance(backend, StatefulBackend):
-        known = [owner.bound for owner in scheduler.owners]
+        known = [owner.bound for owner in scheduler.owners.values()]
         bounds = [bound for bound in backend.bound_instances() if bound not in known]
     owners: list[SlotOwner]
     if config.model_transaction_policy.decoupled:

@@ -13,7 +13,7 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -90,16 +90,18 @@ class SequenceScheduler:
 
     def __init__(self, model: str, settings: SequenceSettings, tensors: SequenceTensors) -> None:
         self._model, self._settings, self._tensors = model, settings, tensors
-        #: One for each instance; set before the first request.
-        self.owners: list[SlotOwner] = []
+        #: One for each instance, by its number; those of removed ones go with their last sequence.
+        self.owners: dict[int, SlotOwner] = {}
         #: Sequences that take requests, by caller and id: no caller continues another's.
         self._open: dict[tuple[str, Parameter], LiveSequence] = {}
         self._backlog: deque[LiveSequence] = deque()
         #: Slots that have been used. Low numbers first, so that batches of ``direct`` are small.
         self._free: list[tuple[int, int]] = []
-        self._unused: Iterator[tuple[int, int]] = iter(())
+        #: The first slot of each instance that no sequence has had.
+        self._unused: list[tuple[int, int]] = []
         #: Owners that get no further sequences.
         self._leaving: set[int] = set()
+        self._numbers = itertools.count()
         #: Of sequences of one request, whose clients give none.
         self._ids = itertools.count(1)
         self._waiting = 0
@@ -110,30 +112,34 @@ class SequenceScheduler:
 
     def adopt(self, owners: Sequence[SlotOwner], removed: Collection[BoundInstance] = ()) -> None:
         """Add ``owners``; those of ``removed`` instances keep their sequences to the end."""
-        gone = {index for index, owner in enumerate(self.owners) if owner.bound in removed}
-        first = len(self.owners)
+        gone = {index for index, owner in self.owners.items() if owner.bound in removed}
+        numbers = [next(self._numbers) for _ in owners]
         self._leaving |= gone
-        self.owners += owners
-        new = (
-            (number, instance)
-            for number in range(self._settings.slots)
-            for instance in range(first, first + len(owners))
-        )
+        self.owners.update(zip(numbers, owners, strict=True))
         self._free = [slot for slot in self._free if slot[1] not in gone]
-        heapq.heapify(self._free)
         staying = (slot for slot in self._unused if slot[1] not in gone)
-        self._unused = heapq.merge(staying, new)
+        self._unused = [*staying, *((0, number) for number in numbers)]
+        heapq.heapify(self._free)
+        heapq.heapify(self._unused)
         while self._backlog and (slot := self._next_slot()) is not None:
             self._take(slot, self._backlog.popleft())
         for index in gone:
             self._retire_if_empty(index)
 
     def _next_slot(self) -> tuple[int, int] | None:
-        return heapq.heappop(self._free) if self._free else next(self._unused, None)
+        if self._free:
+            return heapq.heappop(self._free)
+        if not self._unused:
+            return None
+        number, instance = self._unused[0]
+        if number + 1 < self._settings.slots:
+            return heapq.heapreplace(self._unused, (number + 1, instance))
+        return heapq.heappop(self._unused)
 
     def _retire_if_empty(self, index: int) -> None:
         if not any(sequence.slot and sequence.slot[1] == index for sequence in self._placed):
-            retire = self.owners[index].bound.retire
+            self._leaving.remove(index)
+            retire = self.owners.pop(index).bound.retire
             if retire is not None:
                 retire()
 

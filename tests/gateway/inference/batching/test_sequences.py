@@ -24,6 +24,7 @@ from modelport.gateway.inference import batching
 from modelport.gateway.inference.batching import sequences
 from modelport.gateway.inference.batching.sequence_tensors import SequenceTensors
 from modelport.gateway.inference.batching.sequences import SequenceScheduler
+from modelport.gateway.inference.batching.slots import OldestSlots
 from modelport.gateway.repository import config
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import (
@@ -332,3 +333,22 @@ async def test_callers_have_sequences_of_their_own() -> None:
     stranger.caller = "mallory"
     with pytest.raises(InvalidArgument, match="must specify the START flag"):
         await finished(scheduler(stranger, NO_DEADLINE))
+
+
+async def test_instances_that_come_and_go_for_months_leave_nothing() -> None:
+    scheduler, _, _ = served(model(instances=2, idle=60_000_000))
+    await sent(scheduler, 1, 1, start=True)
+    original = scheduler.owners[1]
+    for _ in range(1000):
+        bound = original.bound._replace(generation=lambda: 0)
+        scheduler.adopt([OldestSlots(scheduler, bound, bound.infer)])
+        scheduler.adopt([], [bound])
+    assert len(scheduler.owners) == 2
+    assert not scheduler._leaving
+    for id in range(2, 9):  # four slots of each instance
+        assert answer(await sent(scheduler, id, id, start=True)) == (id, id)
+    waiting = sent(scheduler, 9, 9, start=True)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await sent(scheduler, 1, 1, end=True)
+    assert answer(await waiting) == (9, 9)
