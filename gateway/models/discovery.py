@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -154,7 +153,7 @@ class Discovery:
         alone = [standalone_model.scan(path, name) for name, path in self._standalone]
         alone += self._config_file.scan() if self._config_file is not None else []
         found = scan.together([*repositories, *({entry.name: entry} for entry in alone)])
-        for name, folder in self.folders.items():
+        for name, folder in tuple(self.folders.items()):  # others change it meanwhile
             self._add_folder(found, name, folder)
         for name, route in self._routes.items():
             if name not in found or not found[name].is_model:
@@ -163,12 +162,19 @@ class Discovery:
 
     def _add_folder(self, found: dict[str, ModelEntry], name: str, folder: Path) -> None:
         """Add the model of ``folder`` as ``name``, and the models beside it, its steps."""
-        with contextlib.suppress(OSError):  # it has gone; what serves stays
-            for beside, entry in scan.scan_folder(folder.parent, self._config_name).items():
-                if beside == folder.name:
-                    found[name] = entry._replace(name=name, source=str(folder))
-                elif entry.is_model:
-                    found.setdefault(beside, entry)
+        try:
+            beside = scan.scan_folder(folder.parent, self._config_name)
+            entry = beside.pop(folder.name)._replace(name=name, source=str(folder))
+        except (OSError, KeyError):  # it has gone; what serves stays
+            return
+        found[name] = entry
+        steps = {each: step for each, step in beside.items() if step.is_model}
+        for each, step in steps.items():
+            if found.get(each, step).path != step.path:
+                problem = f"'{each}' beside it has the name of another model"
+                found[name] = ModelEntry(name, entry.path, problem=problem, source=entry.source)
+                return
+        found |= steps
 
     async def ask(self, entry: ModelEntry) -> tuple[ModelEntry, bool]:
         """The remote model ``entry`` with the READY versions of its server, and whether that is

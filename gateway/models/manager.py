@@ -440,19 +440,29 @@ class ModelManager:
         await asyncio.shield(self._reconciler.in_background(self._load(name, override, source)))
 
     async def _load(self, name: str, override: str | None, source: str) -> None:
-        outside = source.startswith("/")
-        if outside:
-            registered_names.check_folder(name, source, self._models)
-            self._discovery.folders[name] = Path(source)
+        if source.startswith("/"):
+            await self._load_outside(name, override, Path(source))
+            return
         gone = await self._scan()
-        new = self._models.get(name) if outside else None
-        if source and not outside and source not in gone:
-            new = self._register(name, source)
+        new = self._register(name, source) if source and source not in gone else None
         try:
             await self._load_found(name, override, gone)
         except ModelportError:
             if new is not None and self._models.get(name) is new:
                 await self._unload(name)
+            raise
+
+    async def _load_outside(self, name: str, override: str | None, folder: Path) -> None:
+        folders = self._discovery.folders
+        registered_names.check_folder(name, folder, self._models, folders)
+        folders[name] = folder
+        try:
+            await self._load_found(name, override, await self._scan())
+        except ModelportError:
+            if folders.get(name) is folder and name in self._models:
+                await self._unload(name)
+            elif folders.get(name) is folder:  # it has gone meanwhile
+                del folders[name]
             raise
 
     def _register(self, name: str, source: str) -> ModelRecord | None:

@@ -6,7 +6,8 @@ until the model is unloaded, and the gateway's next start forgets it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from modelport.gateway.errors import AlreadyExists, InvalidArgument, NotFound
 from modelport.gateway.models.model import ModelRecord
@@ -53,17 +54,22 @@ def register(name: str, source: str, models: Mapping[str, ModelRecord]) -> Model
     return model.entry.registered_as(name) if known is None else None
 
 
-def check_folder(name: str, folder: str, models: Mapping[str, ModelRecord]) -> None:
+def check_folder(
+    name: str, folder: Path, models: Collection[str], folders: Mapping[str, Path]
+) -> None:
     """Check that a model in ``folder``, outside of the repositories, may have the name.
+
+    Args:
+        folders: those of other such models, loaded or about to be.
 
     Raises:
         InvalidArgument: no model can have the name.
         AlreadyExists: a model has it.
     """
     check_name(name)
-    if name in models:
+    if name in models or name in folders:
         raise AlreadyExists(f"model '{name}' is loaded already; unload it first")
-    if any(model.entry.source == folder for model in models.values()):
+    if folder in folders.values():
         raise AlreadyExists(
             f"the model in '{folder}' is loaded under another name; unload it first"
         )

@@ -17,7 +17,7 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi import Path as UrlPath
 
-from modelport.gateway.errors import InvalidArgument, ModelportError, NotFound
+from modelport.gateway.errors import AlreadyExists, InvalidArgument, ModelportError, NotFound
 from modelport.gateway.protocols import request_body
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http_operations import CONTROL, METADATA
@@ -29,16 +29,16 @@ from modelport.gateway.wire import json_text
 _UNPACKED = re.compile(r"/[0-9A-Za-z._-]+/model(/[0-9A-Za-z._-]+)?")
 #: What runtimes say when memory is short, which SageMaker answers by unloading other models.
 _NO_MEMORY = re.compile(
-    "out of memory|MemoryError|OutOfMemory|OUT_OF_MEMORY|OOM|(Dst|Src) tensor is not initialized|"
-    "failed to allocate memory|no memory for|No space left on device",
-    re.IGNORECASE,
+    r"(?i:out.of.memory|memoryerror|(dst|src) tensor is not initialized|"
+    r"failed to allocate memory|no memory for|no space left on device)|OutOfMemory|\bOOM\b"
 )
 _Name = Annotated[str, UrlPath(description="Name of a loaded model")]
 
 
 def out_of_memory(error: ModelportError) -> bool:
     """Whether memory was short, so that SageMaker may unload other models and try again."""
-    return _NO_MEMORY.search(str(error)) is not None
+    is_about_name = isinstance(error, NotFound | AlreadyExists)  # of a model that may be "OOM"
+    return not is_about_name and _NO_MEMORY.search(str(error)) is not None
 
 
 class MultiModelEndpoint:

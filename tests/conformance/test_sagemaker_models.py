@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.protocols.sagemaker_models import out_of_memory
 from tests.gateway.backends.python import python_models
 from tests.server import Gateway, serving
 
@@ -27,11 +31,19 @@ ENSEMBLE = f"""platform: "ensemble" {VECTORS} ensemble_scheduling {{ step {{ mod
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
-    for hashed, code in (("a1", TWICE), ("b2", TWICE), ("short", SHORT)):
+    for hashed, code in (
+        ("a1", TWICE),
+        ("b2", TWICE),
+        ("c3", TWICE),
+        ("d4", TWICE),
+        ("short", SHORT),
+    ):
         python_models.computed(root / hashed, "model", code, f'name: "any" {VECTORS}')
     python_models.computed(root / "graph" / "model", "step", TWICE, VECTORS)
     (root / "graph" / "model" / "whole" / "1").mkdir(parents=True)
     (root / "graph" / "model" / "whole" / "config.pbtxt").write_text(ENSEMBLE)
+    shutil.copytree(root / "graph", root / "other")
+    python_models.computed(root / "hidden" / "model", ".hidden", TWICE, VECTORS)
     for name in ("p", "q"):
         python_models.computed(root / "two" / "model", name, TWICE, VECTORS)
     (root / "secret").mkdir()
@@ -100,6 +112,52 @@ def test_an_ensemble_comes_and_goes_with_the_models_of_its_steps(
     assert asked(gateway, "DELETE", "/models/graph") == (200, {})
     index = asked(gateway, "POST", "/v2/repository/index", {})[1]
     assert not {"graph", "step"} & {row["name"] for row in index}
+
+
+def test_an_ensemble_never_gets_the_step_of_another_archive(
+    gateway: Gateway, archives: Path
+) -> None:
+    assert load(gateway, archives, "graph", "graph") == (200, {})
+    status, answer = load(gateway, archives, "other", "other")
+    assert status == 400
+    assert "'step' beside it has the name of another model" in answer["error"]
+    assert invoked(gateway, "graph")[0] == 200
+    assert asked(gateway, "DELETE", "/models/graph") == (200, {})
+    assert load(gateway, archives, "other", "other") == (200, {})
+    assert asked(gateway, "DELETE", "/models/other") == (200, {})
+
+
+def test_of_two_loads_of_a_name_at_once_one_is_refused(gateway: Gateway, archives: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        loads = [pool.submit(load, gateway, archives, "same", each) for each in ("c3", "d4")]
+    assert sorted(each.result()[0] for each in loads) == [200, 409]
+    assert asked(gateway, "DELETE", "/models/same") == (200, {})
+
+
+def test_what_is_not_found_leaves_the_name_and_the_folder(gateway: Gateway, archives: Path) -> None:
+    document = {"model_name": "found", "url": f"{archives}/hidden/model/.hidden"}
+    assert [asked(gateway, "POST", "/models", document)[0] for _ in range(2)] == [404] * 2
+    assert load(gateway, archives, "found", "c3") == (200, {})
+    assert asked(gateway, "DELETE", "/models/found") == (200, {})
+
+
+@pytest.mark.parametrize("name", ["OOM", "bloom", "classroom"])
+def test_a_name_is_no_lack_of_memory(gateway: Gateway, name: str) -> None:
+    assert asked(gateway, "GET", f"/models/{name}")[0] == 404
+    assert invoked(gateway, name)[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("CUDA out of memory", True), ("CUDA_OUT_OF_MEMORY", True), ("MemoryError: x", True),
+        ("java.lang.OutOfMemoryError", True), ("OOM when allocating tensor", True),
+        ("No space left on device", True), ("unexpected input 'room_type'", False),
+        ("no tokens of BLOOM", False),
+    ],
+)  # fmt: skip
+def test_errors_of_memory_are_known_by_whole_words(text: str, expected: bool) -> None:
+    assert out_of_memory(InvalidArgument(text)) is expected
 
 
 def test_short_memory_is_507_and_leaves_nothing(gateway: Gateway, archives: Path) -> None:
