@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING
@@ -185,6 +186,11 @@ async def _observed(
         raise
     finally:
         record.context = copy_context()
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        record.error = ""  # that of the cancelled handler
+        abandoned(record, size)
+        return response
     if response.parts is not None:  # a stream, whose parts pass unseen
         record.captured = None
     headers = answered(record, response.status, response.headers)

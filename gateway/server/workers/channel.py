@@ -1,7 +1,8 @@
 """Requests and responses between the parent and a worker: JSON on a Unix socket, both ways.
 
 A message is its size (four bytes, big endian) and a JSON array: a request ``[id, method,
-arguments]``, a result ``[id, result]``, or an error ``[id, class, message, null]``.
+arguments]``, a result ``[id, result]``, an error ``[id, class, message, null]``, or ``[id]``, which
+cancels a request.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger("modelport.workers")
 
 _SIZE_BYTES = 4
+#: Requests whose handler is cancelled with their caller; changes go on.
+_CANCELLED = ("answer",)
 _CLASSES: Mapping[str, type[ModelportError]] = {
     name: kind
     for name, kind in vars(errors).items()
@@ -65,7 +68,8 @@ class MessageChannel:
         self._ids = itertools.count()
         #: Requests that wait for a response, by id.
         self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        #: Requests of the other end, by id.
+        self._tasks: dict[int, asyncio.Task[None]] = {}
         self.ended = asyncio.Event()
         #: Arrival of the last message, on the monotonic clock.
         self.heard_at = time.monotonic()
@@ -94,8 +98,12 @@ class MessageChannel:
     def _take(self, message: list[Any]) -> None:
         if len(message) == 3:
             task = asyncio.get_running_loop().create_task(self._answer(*message))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks[message[0]] = task
+            task.add_done_callback(lambda _: self._tasks.pop(message[0]))
+            return
+        if len(message) == 1:
+            if message[0] in self._tasks:
+                self._tasks[message[0]].cancel()
             return
         answer = self._waiting.get(message[0])
         if answer is None or answer.done():
@@ -137,6 +145,10 @@ class MessageChannel:
         try:
             self.send([number, method, arguments])
             return await answer
+        except asyncio.CancelledError:
+            if method in _CANCELLED:
+                self.send([number])
+            raise
         finally:
             del self._waiting[number]
 

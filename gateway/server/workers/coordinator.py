@@ -266,13 +266,15 @@ class Coordinator:
         """
         asked = asyncio.ensure_future(worker.channel.request(method, **arguments))
         since = time.monotonic()
-        while True:
-            done, _ = await asyncio.wait({asked}, timeout=LOOK_SECONDS)
-            if done:
-                return asked.result()
-            if time.monotonic() - max(since, worker.channel.heard_at) > SILENT_SECONDS:
-                asked.cancel()
-                raise Unavailable(f"worker {worker.number} does not respond")
+        try:
+            while True:
+                done, _ = await asyncio.wait({asked}, timeout=LOOK_SECONDS)
+                if done:
+                    return asked.result()
+                if time.monotonic() - max(since, worker.channel.heard_at) > SILENT_SECONDS:
+                    raise Unavailable(f"worker {worker.number} does not respond")
+        finally:
+            asked.cancel()
 
     async def join(self, worker: ConnectedWorker, revision: int) -> dict[str, Any]:
         """Admit a worker that has restored the state of ``revision``.

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from modelport.gateway.access.principal import ConnectionIdentity
-from modelport.gateway.errors import ModelportError, Unsupported
+from modelport.gateway.errors import ModelportError, Unavailable, Unsupported
 from modelport.gateway.protocols.http_message import Handler, HttpRequest, HttpResponse, Peer
 from modelport.gateway.protocols.http_response import refusal
 from modelport.gateway.runtime import request_memory
@@ -38,11 +38,12 @@ class ForwardedRequests:
         if not workers:
             return refusal(503, "no worker responds")
         try:
+            request_memory.reserve(2 * len(body))  # as text, and in the message
             answer = await self._coordinator.until_hung(
                 random.choice(workers), "answer", **_document(request, body)
             )
         except ModelportError as error:
-            return refusal(503, str(error))
+            return refusal(503 if isinstance(error, Unavailable) else 500, str(error))
         headers = [(name.encode("latin-1"), text.encode("latin-1")) for name, text in answer[1]]
         return HttpResponse(answer[0], base64.b64decode(answer[2]), headers)
 
@@ -117,7 +118,7 @@ def _peer(
 
 async def _whole(response: HttpResponse) -> bytes:
     """The body of a response, which may be a stream."""
-    content = bytes(response.body)
+    content = bytearray(response.body)
     if response.parts is not None:
         async with aclosing(response.parts) as parts:
             async for part in parts:
@@ -126,4 +127,4 @@ async def _whole(response: HttpResponse) -> bytes:
                     break
     if len(content) > MAX_BYTES:
         raise Unsupported(TOO_LARGE)
-    return content
+    return bytes(content)

@@ -20,6 +20,7 @@ from modelport.gateway.settings import AccessLogSettings
 from tests import models
 from tests.gateway.access import gateway as guarded
 from tests.gateway.telemetry.observed_gateway import OIP, ObservedGateway, lines, serving
+from tests.polling import until
 
 #: References of a page, a module or a style sheet to other files.
 REFERENCE = re.compile(r"""(?:href=|src=|from |import\()"([^"#]+)"|(?<!\w)url\(([^)]*)\)""")
@@ -54,6 +55,7 @@ in_flight = 7
 async def gateway(tmp_path: Path) -> AsyncIterator[ObservedGateway]:
     root = models.repository(tmp_path / "models")
     (root / "broken").mkdir()
+    models.fake(root, "late", "FP32", "4", delay_seconds="30")
     async with serving(root, access_log=AccessLogSettings(str(tmp_path / "log"))) as found:
         found.http.base_url = f"http://127.0.0.1:{found.server.ports.metrics_port}"
         yield found
@@ -128,7 +130,7 @@ async def test_the_api_of_the_http_port_is_on_the_metrics_port_and_seen_in_the_a
     assert reply.json()["outputs"][0]["data"] == [2.0, 4.0, 6.0, 8.0]
     assert (await gateway.infer("absent")).status_code == 404
     rows = (await gateway.http.post("/v2/repository/index")).json()
-    assert {row["name"] for row in rows} == {"x2", "broken"}
+    assert {row["name"] for row in rows} == {"x2", "broken", "late"}
     await lines(tmp_path / "log", 2)
     kept = (await gateway.http.get("/v2/requests")).json()
     assert [row["request_id"] for row in kept["requests"]][1] == "mine"
@@ -139,14 +141,24 @@ async def test_the_api_of_the_http_port_is_on_the_metrics_port_and_seen_in_the_a
     assert unload.status_code == 403
 
 
+async def test_a_client_that_leaves_is_logged_as_one(
+    gateway: ObservedGateway, tmp_path: Path
+) -> None:
+    asking = asyncio.create_task(gateway.infer("late"))
+    statistics = gateway.server.manager.get("late", 0).statistics
+    await until(lambda: statistics.pending)
+    asking.cancel()
+    (line,) = await lines(tmp_path / "log", 1)
+    assert (line["status"], line["error"]) == (499, "the client has disconnected")
+
+
 async def test_metrics_of_one_model_leave_out_the_counters_of_others(
     gateway: ObservedGateway,
 ) -> None:
     text = (await gateway.http.get("/metrics")).text
     assert text.count('nv_inference_count{model="x2"') == 1
-    assert (await gateway.http.get("/metrics?model=x2")).text.count("_bucket") == text.count(
-        "_bucket"
-    )
+    one = (await gateway.http.get("/metrics?model=x2")).text
+    assert text.count("_bucket") == 2 * one.count("_bucket") > 0  # there are two models
     others = (await gateway.http.get("/metrics?model=")).text
     assert "nv_inference_count{" not in others
     assert 'modelport_model_versions{model="x2"' in others

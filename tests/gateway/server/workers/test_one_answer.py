@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from functools import partial
 
 import grpc
 import httpx
@@ -48,6 +50,7 @@ def explicit(
     repository = ChangingRepository(root)
     repository.version(2.0)
     repository.version(5.0, model="other")
+    repository.slow(600)
     with serving(root, *TWO, *EXPLICIT, "--load-model", "m") as gateway:
         yield gateway, repository
 
@@ -108,26 +111,47 @@ def test_the_metrics_port_has_a_worker_answer_requests_of_the_console(
 ) -> None:
     gateway, _ = explicit
     before = statistics(gateway)[0]["inference_count"]
-    with httpx.Client(base_url=gateway.metrics.removesuffix("/metrics")) as http:
+    with httpx.Client(base_url=gateway.metrics.removesuffix("/metrics")) as client:
         row = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
-        reply = http.post("/v2/models/m/infer?a=b", json={"inputs": [row]})
+        reply = client.post("/v2/models/m/infer?a=b", json={"inputs": [row]})
         assert (reply.status_code, reply.json()["outputs"][0]["data"]) == (200, [2, 4, 6, 8])
-        assert http.get("/v2/models/m/versions/9").status_code == 404
-        assert http.post("/v2/models/m/generate_stream", json={"x": [1, 2, 3, 4]}).text.startswith(
-            "data: "
-        )
-        assert http.post("/v2/repository/models/other/load").status_code == 200
-        states = {row["name"]: row["state"] for row in http.post("/v2/repository/index").json()}
-        assert states["other"] == "READY"
-        assert http.post("/v2/repository/models/other/unload").status_code == 200
+        assert client.get("/v2/models/m/versions/9").status_code == 404
+        assert client.post(
+            "/v2/models/m/generate_stream", json={"x": [1, 2, 3, 4]}
+        ).text.startswith("data: ")
+        assert client.post("/v2/repository/models/other/load").status_code == 200
+        states = [row.get("state") for row in client.post("/v2/repository/index").json()]
+        assert states == ["READY", "READY", None]
+        assert client.post("/v2/repository/models/other/unload").status_code == 200
         body = bytes(forwarded_requests.MAX_BYTES + 1)
-        assert http.post("/v2/models/m/infer", content=body).status_code == 413
-        assert http.get("/v2/requests").status_code == 404, "there is no access log"
-        text = http.get("/metrics?model=m").text
+        assert client.post("/v2/models/m/infer", content=body).status_code == 413
+        assert client.get("/v2/requests").status_code == 404, "there is no access log"
+        text = client.get("/metrics?model=m").text
         assert 'nv_inference_count{model="m"' in text
         assert 'model="other",version' not in text
-        assert http.get("/console").status_code == 200
+        assert client.get("/console").status_code == 200
     assert statistics(gateway)[0]["inference_count"] == before + 2
+
+
+def test_a_client_that_leaves_the_metrics_port_takes_its_request_out_of_the_worker(
+    explicit: tuple[Gateway, ChangingRepository],
+) -> None:
+    gateway, _ = explicit
+    row = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
+    body = json.dumps({"inputs": [row]})
+
+    def waits(number: int) -> None:
+        count = partial(probes.metric, gateway, "modelport_requests_in_flight", model="slow")
+        eventually(lambda: count() == number, f"{number} in flight")
+
+    assert probes.load(gateway, "slow").status_code == 200
+    port = httpx.URL(gateway.metrics).netloc.decode()
+    for _ in range(2):
+        with closing(http.client.HTTPConnection(port)) as connection:
+            connection.request("POST", "/v2/models/slow/infer", body)
+            waits(1)
+        waits(0)
+    assert probes.post(gateway, "/v2/repository/models/slow/unload").status_code == 200
 
 
 @slow
