@@ -25,7 +25,7 @@ from modelport.gateway.access.policy import AllowedVersions
 from modelport.gateway.errors import Code, InvalidArgument, ModelportError, plain_reason
 from modelport.gateway.protocols.authentication import authenticated, challenging
 from modelport.gateway.protocols.http_message import Answer, Handler, HttpRequest, HttpResponse
-from modelport.gateway.protocols.http_response import recovering
+from modelport.gateway.protocols.http_response import recovering, refusal
 from modelport.gateway.rollout.rollout_metrics import RolloutCollector
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.runtime.gateway_files import FILES
@@ -56,6 +56,7 @@ _VERSION = re.compile(rb'[{,](?:model_)?version="([^"]*)"')
 Text = tuple[str, bytes]
 #: Connection limit; these may use the reserved file descriptors.
 CONNECTIONS = 64
+BUSY = "the metrics port has too many requests in flight; use the HTTP port"
 TFSERVING_PATH = "/monitoring/prometheus/metrics"
 #: Takes the model whose counters are wanted; None for those of all.
 Scrape = Callable[[str | None], Awaitable[Text]]
@@ -81,18 +82,25 @@ def listener(
     Args:
         api: The handler of the HTTP port's API, which the console uses.
     """
+
+    def limited(request: HttpRequest) -> Answer:
+        # Slow models must not hold the connections that a scrape needs.
+        busy = len(made.state.requests) >= CONNECTIONS // 2
+        return refusal(429, BUSY) if busy else api(request)
+
     handler = mount(_not_found, scrape, "/metrics", TFSERVING_PATH)
     allowed = settings.allow_console
     if allowed is None:  # a network that may scrape metrics need not be one that may load models
         allowed = not exposed(settings, settings.metrics_address)
     if allowed:
-        handler = console_page.mount(handler, api, recent, access, refuse)
+        handler = console_page.mount(handler, limited, recent, access, refuse)
     handler = rollouts.handler(handler)
     if access is not None:
         handler = authenticated(handler, access, refuse)
     bound = bind(settings.metrics_address, settings.metrics_port, "--metrics-port")
     tls = None if certificate is None else certificate.http
-    return HttpListener(handler, bound, most=CONNECTIONS, tls=tls)
+    made = HttpListener(handler, bound, most=CONNECTIONS, tls=tls)
+    return made
 
 
 def register(

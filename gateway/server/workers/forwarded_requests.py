@@ -17,6 +17,7 @@ from modelport.gateway.runtime import request_memory
 from modelport.gateway.runtime.request_memory import ConnectionMemory, Lease
 from modelport.gateway.server.workers.coordinator import Coordinator
 from modelport.gateway.types import finished
+from modelport.gateway.wire import via_header
 from modelport.gateway.wire.raw_tensors import Buffer
 
 #: Size limit of bodies, which become text in one message.
@@ -56,6 +57,7 @@ def _document(request: HttpRequest, body: Buffer) -> dict[str, Any]:
         "headers": [[n.decode("latin-1"), text.decode("latin-1")] for n, text in request.headers],
         "peer": [peer.scheme, peer.client, peer.server, asdict(peer.identity)],
         "body": base64.b64encode(body).decode(),
+        "via": via_header.CURRENT.get(),
     }
 
 
@@ -79,7 +81,7 @@ class RequestReceiver:
         self._handler = handler
 
     async def answer(
-        self, head: list[str], headers: list[list[str]], peer: list[Any], body: str
+        self, head: list[str], headers: list[list[str]], peer: list[Any], body: str, via: str
     ) -> list[Any]:
         """Answer a request: status, headers and body.
 
@@ -91,6 +93,7 @@ class RequestReceiver:
         memory = ConnectionMemory(request_memory.PROCESS)
         lease = Lease(memory)
         request_memory.CURRENT.set(lease)
+        via_header.CURRENT.set(via)
         method, target, version = head
         fields = [(name.encode("latin-1"), text.encode("latin-1")) for name, text in headers]
         request = HttpRequest(
@@ -100,7 +103,10 @@ class RequestReceiver:
         )
         try:
             lease.reserve(len(content))
-            response = await finished(self._handler(request))
+            if via_header.loops(via.encode("latin-1")):
+                response = refusal(508, via_header.MESSAGE)
+            else:
+                response = await finished(self._handler(request))
             sent = [[n.decode("latin-1"), text.decode("latin-1")] for n, text in response.headers]
             return [response.status, sent, base64.b64encode(await _whole(response)).decode()]
         finally:

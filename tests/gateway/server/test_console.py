@@ -15,7 +15,7 @@ import pytest_asyncio
 from click.testing import CliRunner
 
 from modelport import cli
-from modelport.gateway.server.admin import console_page
+from modelport.gateway.server.admin import console_page, metrics_port
 from modelport.gateway.settings import AccessLogSettings
 from tests import models
 from tests.gateway.access import gateway as guarded
@@ -150,6 +150,22 @@ async def test_a_client_that_leaves_is_logged_as_one(
     asking.cancel()
     (line,) = await lines(tmp_path / "log", 1)
     assert (line["status"], line["error"]) == (499, "the client has disconnected")
+
+
+async def test_requests_to_slow_models_leave_connections_for_the_metrics(
+    gateway: ObservedGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics_port, "CONNECTIONS", 4)
+    statistics = gateway.server.manager.get("late", 0).statistics
+    asking = [asyncio.create_task(gateway.infer("late")) for _ in range(2)]
+    await until(lambda: statistics.pending == 2)
+    busy = await gateway.infer("late")
+    assert (busy.status_code, busy.json()["error"]) == (429, metrics_port.BUSY)
+    assert (await gateway.http.get("/metrics")).status_code == 200
+    for each in asking:
+        each.cancel()
+    await until(lambda: not statistics.pending)
+    assert (await gateway.infer("x2")).status_code == 200
 
 
 async def test_metrics_of_one_model_leave_out_the_counters_of_others(
