@@ -199,8 +199,7 @@ class PythonBackend:
         self._leaving += removed
         self._instances = [*kept, *new]
         self._next = 0
-        for each in new:
-            self.freed(each)
+        self.freed()
         return bounds
 
     def _retire(self, instance: Instance) -> asyncio.Task[None]:
@@ -453,7 +452,7 @@ class PythonBackend:
         able = [instance for instance in instances if instance.accepts]
         return min(able, key=len) if able else None
 
-    def freed(self, instance: Instance) -> None:
+    def freed(self) -> None:
         while self._queue:
             free = self._free()
             if free is None:
@@ -496,7 +495,7 @@ class PythonBackend:
                 self._count([pending])
         if all(each.problem for each in self._instances):
             self._refuse(Unavailable(self.problem))
-        self.freed(instance)
+        self.freed()
 
     def _refuse(self, error: ModelportError) -> None:
         """Answer everything that waits with ``error``."""

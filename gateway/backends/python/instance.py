@@ -70,8 +70,8 @@ class InstanceOwner(Protocol):
     def ahead(self) -> int:
         """The number of short executions that an instance has at a time."""
 
-    def freed(self, instance: Instance) -> None:
-        """The instance may get another batch."""
+    def freed(self) -> None:
+        """An instance may get another batch."""
 
     def again(self, instance: Instance, pending: PendingRequest) -> None:
         """The model wants to get the request again."""
@@ -240,7 +240,7 @@ class Instance:
             self.kill("the model is unloaded")
             return
         log.info("a worker has been restarted", instance=self.name)
-        self._owner.freed(self)
+        self._owner.freed()
 
     def kill(self, reason: str) -> None:
         """End the worker, as after a crash."""
@@ -431,7 +431,7 @@ class Instance:
                 )  # fmt: skip
         for member in again:
             self._owner.again(self, member)
-        self._owner.freed(self)
+        self._owner.freed()
         self._leave_if_done()
 
     def _response(self, frame: Frame) -> None:
