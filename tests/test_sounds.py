@@ -185,6 +185,8 @@ def test_damage_anywhere_is_a_sound_or_a_clear_error() -> None:
         ({"rate": "fast"}, spec("n"), "audio.rate"),
         ({"rate": "1e9"}, spec("n"), "audio.rate"),
         ({"rate": "nan"}, spec("n"), "audio.rate"),
+        ({"rate": "50", "features": "log-mel"}, spec(8, 20), "audio.rate"),
+        ({"rate": "50", "features": "fbank"}, spec(20, 8), "audio.rate"),
         ({"features": "mfcc"}, spec(80, 100), "audio.features"),
         ({"features": "fbank"}, spec("n", 80), "audio.features"),
         ({"features": "log-mel"}, spec(1 << 20, 9), "audio.features"),

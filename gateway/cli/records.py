@@ -77,10 +77,17 @@ def show(where: Path | Location, limit: int | None, as_json: bool) -> None:
 
 def _show_requests(where: Path | Location, count: int, as_json: bool) -> None:
     from modelport.gateway.recording.record_reader import read
+    from modelport.gateway.recording.recorded_calls import tell
 
-    found = list(itertools.islice(read(where, _note), count))
+    found = list(itertools.islice(read(where, tell), count))
     if as_json:
-        click.echo(json.dumps([{"id": each.id, "time": each.at, **each.data} for each in found]))
+        rows = [{"id": each.id, "time": each.at, **each.data} for each in found]
+        try:
+            click.echo(json.dumps(rows))
+        except RecursionError as error:
+            raise UsageError(
+                f"'{where}' has a record that is nested too deeply; show it without --json"
+            ) from error
         return
     print_table(
         ("time", "model", "dialect", "target", "status", "ms"),
@@ -128,10 +135,6 @@ def prune(where: Path | Location, older_than: str | None, max_size: int | None) 
             "gateway"
         ) from error
     click.echo(f"deleted {len(gone)} files, {sum(each.size for each in gone) / 1e6:.1f} MB")
-
-
-def _note(text: str) -> None:
-    click.echo(f"modelport: {text}", err=True)
 
 
 def _day(at: float) -> str:

@@ -35,6 +35,8 @@ RIFF, WAVE = b"RIFF", b"WAVE"
 #: Samples of a waveform whose length the model leaves open: four minutes at 16 kHz.
 MAX_OPEN_SAMPLES: Final = 1 << 22
 MAX_RATE: Final = 768_000
+#: Of features, whose frames are 100 a second.
+LEAST_RATE: Final = 100
 #: Of a file, and its chunks before the samples.
 MAX_CHANNELS, MAX_CHUNKS = 64, 64
 MAX_BINS: Final = 1024
@@ -110,6 +112,8 @@ def _features(
             f"parameter 'audio.features' is {kind}, which needs an input of fixed dims; it has "
             f"{list(dims)}"
         )
+    if rate < LEAST_RATE:
+        raise InvalidArgument(f"parameter 'audio.rate' must be at least {LEAST_RATE} for {kind}")
     if kind == "log-mel":
         return LogMel(bins, frames, rate), frames * (rate // 100)
     mean, std = _number(parameters, "audio.mean", 0.0), _number(parameters, "audio.std", 1.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -27,6 +28,8 @@ log = structlog.get_logger("modelport.recording")
 SUFFIX, PART = ".jsonl", ".jsonl.part"
 #: The folder of requests that name no model that is served.
 NO_MODEL = "_"
+#: Names that ``new_name`` makes; other files are not ours to delete.
+_OWN = re.compile(r"\d{8}T\d{6}\.\d{6}Z-\d+\.jsonl(\.part)?")
 #: Longer names of models are cut, with a hash in place of their end.
 MOST_NAME_BYTES = 160
 
@@ -158,7 +161,10 @@ class FolderSink:
             path.rename(path.with_name(path.name.removesuffix(PART) + SUFFIX))
 
     def _prune(self) -> None:
-        prune(self._folder, self._most_bytes, None, 2 * self._rotate_seconds)
+        try:
+            prune(self._folder, self._most_bytes, None, 2 * self._rotate_seconds)
+        except OSError as error:  # no line is lost for it
+            log.error("old records cannot be deleted", reason=error.strerror, file=error.filename)
 
     def _fail(self, error: OSError) -> None:
         if not self._has_failed:
@@ -196,12 +202,13 @@ class ObjectSink:
         self._store = ObjectStore(location)
         self._rotate_bytes, self._rotate_seconds = rotate_bytes, rotate_seconds
         self._held: dict[str, list[bytes]] = {}
-        self._size, self._begun = 0, 0.0
+        self._size, self._begun, self._name = 0, 0.0, ""
         self._has_failed = False
 
     def write(self, model: str, lines: list[bytes]) -> Written:
         if not self._held:
-            self._begun = time.monotonic()
+            # Readers take the time in the name as that of the first record.
+            self._begun, self._name = time.monotonic(), new_name()
         self._held.setdefault(model, []).extend(lines)
         self._size += sum(map(len, lines))
         return self._flush() if self._size >= self._rotate_bytes else Written()
@@ -215,7 +222,7 @@ class ObjectSink:
         self._held, self._size = {}, 0
         for model, lines in held.items():
             try:
-                self._store.write(f"{folder_of(model)}/{new_name()}{SUFFIX}", b"".join(lines))
+                self._store.write(f"{folder_of(model)}/{self._name}{SUFFIX}", b"".join(lines))
             except ModelportError as error:
                 if not self._has_failed:
                     log.error("records cannot be written", reason=str(error))
@@ -262,13 +269,17 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink() and not path.name.startswith(".")
+    """Whether a folder may be one of a model; a disk's ``lost+found`` is none."""
+    is_other = path.name.startswith(".") or path.name == "lost+found"
+    return not is_other and path.is_dir() and not path.is_symlink()
 
 
 def prune(
     where: Path | Location, most_bytes: int | None, before: float | None, part_seconds: float
 ) -> list[RecordFile]:
     """Delete the oldest files until they are small enough and young enough; return them.
+
+    Files with names that no gateway gives are neither counted nor deleted.
 
     Args:
         before: Files last changed earlier than this time are deleted; None: none for its age.
@@ -278,7 +289,8 @@ def prune(
     Raises:
         ModelportError, OSError: A file cannot be deleted.
     """
-    files, now, gone = files_in(where), time.time(), []
+    files = [each for each in files_in(where) if _OWN.fullmatch(each.name)]
+    now, gone = time.time(), []
     size = sum(each.size for each in files)
     store = ObjectStore(where) if isinstance(where, Location) else None
     for each in files:

@@ -56,7 +56,7 @@ class Rules(NamedTuple):
     redacted: tuple[str, ...] = ()
     hashed: tuple[str, ...] = ()
     key: bytes = b""
-    headers: tuple[str, ...] = ()
+    headers: frozenset[bytes] = frozenset()
 
     @property
     def names_tensors(self) -> bool:
@@ -66,6 +66,10 @@ class Rules(NamedTuple):
     @property
     def is_empty(self) -> bool:
         return not self.redacted and not self.hashed
+
+    def recorded(self, fields: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+        """Return the header fields of a request that are recorded."""
+        return {key: fields[key] for key in fields if key in HEADERS or key in self.headers}
 
     def text(self, name: str, value: str) -> str | None:
         """Return a text as it is to be written; None: not at all."""
@@ -92,12 +96,22 @@ class Rules(NamedTuple):
         return hmac.new(self.key, value, hashlib.sha256).hexdigest()
 
 
+def pattern(rule: str) -> str:
+    """Return a rule as a pattern of ``fnmatch``, in which a bracket would begin a set."""
+    found = rule.lower() if rule.lower().startswith(HEADER_RULE) else rule
+    return found.replace("[", "[[]")
+
+
 def encode(record: RequestRecord, captured: CapturedTraffic, rules: Rules, source: str) -> bytes:
     """Make the line of a request that has ended."""
     names = record.route()
     inferences, is_changed = _inferences(record.model, captured.inferences, rules)
     # The bodies hold the same values; those that nobody could decode may hold any.
     hides = is_changed or (rules.names_tensors and not inferences)
+    caller = rules.text(CALLER_RULE, record.caller) if record.caller else None
+    # The message of a refusal names the caller.
+    if record.caller and caller != record.caller and record.caller in record.error:
+        hides = True
     event: dict[str, Any] = {
         "specversion": "1.0",
         "id": f"{random.getrandbits(128):032x}",
@@ -112,7 +126,7 @@ def encode(record: RequestRecord, captured: CapturedTraffic, rules: Rules, sourc
     timing = record.timing
     data = {
         "request_id": record.request_id,
-        "caller": rules.text(CALLER_RULE, record.caller) if record.caller else None,
+        "caller": caller,
         "model": record.model,
         "version": record.version,
         "rollout": record.side,
@@ -206,7 +220,7 @@ def _headers(
 ) -> dict[str, str]:
     found = {}
     for key, value in fields:
-        if key in names or (rules.headers and key.decode("latin-1") in rules.headers):
+        if key in names or key in rules.headers:
             name = key.decode("latin-1")
             shown = rules.text(HEADER_RULE + name, value.decode("latin-1"))
             if shown is not None:

@@ -25,13 +25,18 @@ from modelport.gateway.recording.record_format import TYPE
 from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.repository.storage.objects import ObjectStore
-from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype
+from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
 from modelport.gateway.wire import raw_tensors
 
 #: Size of one record, and of an object, which is held in memory.
 MOST_LINE_BYTES, MOST_OBJECT_BYTES = 64 << 20, 1 << 30
 #: Damaged records whose reasons are told; the others are counted.
 MOST_NOTES = 5
+#: A record begins at most so long before its file; one that lasted longer comes late. All files
+#: of this time are open together, and objects in memory.
+SLACK_SECONDS = 60.0
+#: The latest time of a record, in seconds since the epoch.
+MOST_TIME = 2.0**37
 Note = Callable[[str], None]
 ValueT = TypeVar("ValueT")
 
@@ -53,6 +58,12 @@ class RecordedTensor:
     datatype: Datatype
     data: Array | None
     response: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        if self.data is None:
+            return 0
+        return Tensor(self.name, self.datatype, self.data).size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +168,7 @@ class _Damage:
     def __call__(self, name: str, number: int, reason: str) -> None:
         self._count += 1
         if self._count <= MOST_NOTES:
-            shown = "".join(c if c.isprintable() else "?" for c in f"{name}, record {number}")
-            self._note(f"{shown} is skipped: {reason}")
+            self._note(f"{name}, record {number} is skipped: {reason}")
 
     def tell_rest(self) -> None:
         if self._count > MOST_NOTES:
@@ -171,7 +181,7 @@ def _time_of(file: RecordFile) -> float:
         begun = datetime.strptime(file.name.partition("-")[0] + "+0000", "%Y%m%dT%H%M%S.%fZ%z")
     except ValueError:
         return 0.0
-    return begun.timestamp() - 3600.0
+    return begun.timestamp() - SLACK_SECONDS
 
 
 def _records(
@@ -227,8 +237,10 @@ def parse(line: bytes) -> RecordedRequest:
     request, response = _typed(data.get("request"), dict), _typed(data.get("response"), dict)
     try:
         at = datetime.fromisoformat(_typed(event.get("time"), str)).timestamp()
-    except ValueError as error:
+    except (OverflowError, ValueError) as error:
         raise DamagedRecord("its time is not RFC 3339") from error
+    if not 0.0 <= at < MOST_TIME:
+        raise DamagedRecord("its time is before 1970, or too far ahead")
     return RecordedRequest(
         _typed(event.get("id"), str),
         at,

@@ -37,7 +37,7 @@ class RecordedCall(NamedTuple):
     @property
     def size(self) -> int:
         tensors = (*self.inputs.values(), *self.outputs.values())
-        return sum(each.data.nbytes for each in tensors if each.data is not None)
+        return sum(each.size_bytes for each in tensors)
 
     @property
     def is_whole(self) -> bool:
@@ -67,8 +67,9 @@ def calls(where: Path | Location, note: Note) -> Iterator[RecordedCall]:
 
 
 def tell(note: str) -> None:
-    """Print a note to standard error."""
-    click.echo(f"modelport: {note}", err=True)
+    """Print a note to standard error; it may quote a hostile record."""
+    shown = "".join(each if each.isprintable() else "?" for each in note)
+    click.echo(f"modelport: {shown}", err=True)
 
 
 def sample(
@@ -95,14 +96,15 @@ def sample(
             continue
         models[call.model] = None
         seen += 1
-        has_room = len(drawn) < most and size < MOST_SAMPLE_BYTES
-        at = len(drawn) if has_room else chance.randrange(seen)
-        if at == len(drawn):
+        if len(drawn) < most:
             drawn.append((seen, call))
             size += call.size
-        elif at < len(drawn):
+        elif (at := chance.randrange(seen)) < most:
             size += call.size - drawn[at][1].size
             drawn[at] = (seen, call)
+        while size > MOST_SAMPLE_BYTES and len(drawn) > 1:  # what stays is as random
+            size -= drawn.pop(chance.randrange(len(drawn)))[1].size
+            most = len(drawn)
     if len(models) > 1:
         shown = ", ".join(f"'{each}'" for each in sorted(models)[:5])
         raise UsageError(

@@ -19,7 +19,7 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from modelport.gateway.recording.record_files import FolderSink, ObjectSink, RecordSink, Written
-from modelport.gateway.recording.record_format import Rules, encode
+from modelport.gateway.recording.record_format import Rules, encode, pattern
 from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.settings import RecordSettings
 from modelport.gateway.telemetry.captured_traffic import CapturedTraffic
@@ -75,7 +75,10 @@ class RequestRecorder:
         self._share, self._shares = settings.sample, settings.model_samples
         self._most_share = max((settings.sample, *settings.model_samples.values()))
         self._most_bytes = settings.max_record_bytes
-        self._rules = Rules(settings.redact, settings.hashed, settings.hash_key, settings.headers)
+        self._rules = Rules(
+            tuple(map(pattern, settings.redact)), tuple(map(pattern, settings.hashed)),
+            settings.hash_key, frozenset(each.lower().encode() for each in settings.headers),
+        )  # fmt: skip
         number = os.getpid() if worker is None else worker
         self._source = f"//{socket.gethostname()}/modelport/{number}"
         self._sink = sink_of(settings) if sink is None else sink
@@ -102,13 +105,15 @@ class RequestRecorder:
         if not record.model and not record.route().infers:
             return
         self.sampled += 1
+        captured.is_sealed = True
+        captured.fields = self._rules.recorded(record.fields)
+        captured.size += len(captured.target) + sum(map(len, captured.fields.values()))
         waiting = self._put_bytes - self._taken_bytes
         if captured.is_too_large:
             self.dropped[Dropped.TOO_LARGE] += 1
         elif len(self._waiting) >= MAX_WAITING or waiting + captured.size > MAX_WAITING_BYTES:
             self.dropped[Dropped.QUEUE_FULL] += 1
         else:
-            captured.fields = record.fields
             self._put_bytes += captured.size
             self._waiting.append((record, captured))
             if not self._wake.is_set():

@@ -46,11 +46,13 @@ class CapturedTraffic:
         headers: Of the response.
         size: The bytes that are held.
         is_too_large: Whether the content was given up.
+        is_sealed: Whether the request has ended: the recorder's thread reads the content, and what
+            comes now is not noted.
     """
 
     __slots__ = (
-        "_most_bytes", "draw", "fields", "headers", "inferences", "is_too_large", "request",
-        "response", "size", "target", "unread", "was_read",
+        "_most_bytes", "draw", "fields", "headers", "inferences", "is_sealed", "is_too_large",
+        "request", "response", "size", "target", "unread", "was_read",
     )  # fmt: skip
 
     def __init__(self, draw: float, most_bytes: int) -> None:
@@ -62,7 +64,7 @@ class CapturedTraffic:
         self.response: list[bytes] = []
         self.headers: Sequence[tuple[bytes, bytes]] = ()
         self.inferences: list[CapturedInference] = []
-        self.size, self.is_too_large = 0, False
+        self.size, self.is_too_large, self.is_sealed = 0, False, False
 
     def received(self, content: Content) -> None:
         """Note a part of the request's body."""
@@ -110,6 +112,8 @@ class CapturedTraffic:
 
     def fits(self, size: int) -> bool:
         """Whether a further ``size`` bytes may be noted; if not, all is given up."""
+        if self.is_sealed:
+            return False
         if self.size + size > self._most_bytes and not self.is_too_large:
             self.is_too_large = True
             for each in (self.request, self.response, self.inferences):

@@ -105,7 +105,7 @@ def replay(records: Path | Location, **options: Any) -> None:
     extra 'load' is not installed; 130 interrupted.
     """
     require_extra("load")
-    from modelport.gateway.recording import record_reader
+    from modelport.gateway.recording import record_reader, recorded_calls
     from modelport.loadtests.replay import replay as replaying
 
     if options["rate"] is not None and options["speed"] is not None:
@@ -113,11 +113,10 @@ def replay(records: Path | Location, **options: Any) -> None:
     check_writable([options["json_file"]])
     asked = _asked(options)
 
-    def note(text: str) -> None:
-        click.echo(f"modelport: {text}", err=True)
-
     found = (
-        each for each in record_reader.read(records, note) if options["model"] in (None, each.model)
+        each
+        for each in record_reader.read(records, recorded_calls.tell)
+        if options["model"] in (None, each.model)
     )
     limit = options["limit"]
     if limit is not None:

@@ -61,6 +61,8 @@ def _arrays(path: Path) -> Mapping[str, Array]:
             opened.seek(0)
             file = np.load(opened, allow_pickle=False)
             found = {name: np.atleast_1d(file[name]) for name in file.files if name != LABELS}
+            if any(each.dtype.kind not in "biufSU" for each in found.values()):
+                raise ValueError("its arrays are neither numbers nor texts")
     except UNREADABLE as error:
         raise UsageError(
             f"--baseline '{path}' is not a readable .npz; write one with numpy.savez"

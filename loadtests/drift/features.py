@@ -18,8 +18,6 @@ from modelport.loadtests.load.payloads import Array, Tensors
 MOST_ELEMENTS = 256
 #: Distinct values of integers, and of texts, that are categories.
 MOST_CATEGORIES = 50
-#: Characters of a category.
-MOST_TEXT = 80
 INPUT, OUTPUT = "input", "output"
 
 
@@ -97,10 +95,16 @@ def _features(parts: Sequence[Array | None], counts: Sequence[int]) -> Iterable[
     yield " size", _padded(np.array([len(row) for row in flat], float), absent, False)
     if is_text:
         return
-    whole_rows = [row.astype(float) for row in flat]
-    for word, function in (("mean", np.mean), ("std", np.std), ("min", np.min), ("max", np.max)):
-        described = np.array([function(row) if row.size else np.nan for row in whole_rows])
-        yield f" {word}", _padded(described, absent, False)
+    described = np.array([_description(row.astype(float)) for row in flat])
+    for number, word in enumerate(("mean", "std", "min", "max")):
+        yield f" {word}", _padded(described[:, number], absent, False)
+
+
+def _description(row: Array) -> tuple[float, ...]:
+    if not row.size:
+        return (np.nan,) * 4
+    with np.errstate(invalid="ignore", over="ignore"):
+        return tuple(float(each) for each in (row.mean(), row.std(), row.min(), row.max()))
 
 
 def _plain(column: Array, is_text: bool) -> Array:
@@ -113,7 +117,7 @@ def _plain(column: Array, is_text: bool) -> Array:
 
 def _text(value: object) -> str | None:
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-    return text[:MOST_TEXT] or None
+    return text or None
 
 
 def _padded(column: Array, absent: int, is_text: bool) -> Array:

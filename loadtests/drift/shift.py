@@ -29,8 +29,8 @@ RARE_ROWS = 10
 NOTABLE_SHARE = 0.02
 #: Fewer rows decide nothing.
 LEAST_ROWS = 100
-#: New categories that are named.
-MOST_NAMED = 5
+#: New categories that are named, and their characters.
+MOST_NAMED, MOST_TEXT = 5, 80
 
 
 class Correction(StrEnum):
@@ -186,15 +186,15 @@ def _numbers(made: FeatureShift, one: Array, other: Array) -> FeatureShift:
         for each in (one, other)
     ]
     finite = [each[np.isfinite(each)] for each in (one, other)]
-    means = (
-        (float(np.mean(finite[0])), float(np.mean(finite[1]))) if all(map(len, finite)) else None
-    )
+    with np.errstate(over="ignore"):
+        one_mean, other_mean = (float(np.mean(each)) if len(each) else np.nan for each in finite)
+    is_known = np.isfinite([one_mean, other_mean]).all()
     return replace(
         made,
         psi=psi(*counts),
         statistic=float(test.statistic),
         p_value=float(test.pvalue),
-        means=means,
+        means=(one_mean, other_mean) if is_known else None,
     )
 
 
@@ -221,7 +221,7 @@ def _categories(made: FeatureShift, one: Array, other: Array) -> FeatureShift:
         psi=psi(table[0], table[1]),
         statistic=statistic,
         p_value=p_value,
-        new=tuple(str(each) for each in new[:MOST_NAMED]),
+        new=tuple(str(each)[:MOST_TEXT] for each in new[:MOST_NAMED]),
         new_share=sum(counts[1][each] for each in new) / len(other),
     )
 

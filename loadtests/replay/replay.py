@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import ssl
 import threading
@@ -36,7 +37,12 @@ CIRCUMSTANTIAL = frozenset(
 #: Examples of differences that are kept.
 MOST_EXAMPLES = 10
 #: Header fields that the client of a replay sets itself.
-_OWN = frozenset({"content-length", "host", "connection", "grpc-encoding", "authorization"})
+_OWN = frozenset(
+    {"content-length", "host", "connection", "grpc-encoding", "authorization"}
+    | {"transfer-encoding", "expect", "upgrade"}
+)
+#: The most that is read of an answer at once.
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -223,10 +229,11 @@ class _Clients:
         if connection is None:
             connection = self._local.connection = self._connect()
         try:
-            return self._exchange(connection, record)
-        except ConnectionError:  # the server has closed an idle connection
-            connection.close()
-            return self._exchange(connection, record)
+            try:
+                return self._exchange(connection, record)
+            except ConnectionError:  # the server has closed an idle connection
+                connection.close()
+                return self._exchange(connection, record)
         except BaseException:
             connection.close()
             raise
@@ -250,6 +257,7 @@ class _Clients:
     def _exchange(self, connection: http.client.HTTPConnection, record: RecordedRequest) -> Answer:
         assert self._asked.http is not None
         body = record.request.body or b""
+        until = time.monotonic() + self._asked.timeout_seconds
         connection.putrequest(record.method, record.target, skip_accept_encoding=True)
         fields = _fields(record) | authentication.headers(self._asked.http)
         for name, value in fields.items():
@@ -258,22 +266,39 @@ class _Clients:
             connection.putheader("content-length", str(len(body)))
         connection.endheaders(body)
         response = connection.getresponse()
-        content = response.read(MOST_BYTES)
+        content = bytearray()
+        while piece := response.read1(_PIECE_BYTES):
+            content += piece
+            _check_size(len(content))
+            if time.monotonic() > until:  # the connection has a limit for each piece
+                raise TimeoutError("the answer takes too long")
+        if response.length:
+            raise http.client.IncompleteRead(bytes(content), response.length)
+        response.close()  # the next request may use the connection
         headers = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(str(response.status), RecordedMessage(headers, content))
+        return Answer(str(response.status), RecordedMessage(headers, bytes(content)))
 
     def _call(self, record: RecordedRequest) -> Answer:
         import grpc
 
         assert self._asked.grpc is not None
-        metadata = [(n, v) for n, v in _fields(record).items() if not _is_reserved(n)]
+        fields = _fields(record).items()
+        metadata: list[tuple[str, str | bytes]] = [
+            (n, base64.b64decode(v + "==") if n.endswith("-bin") else v)
+            for n, v in fields
+            if not _is_reserved(n)
+        ]
         metadata += authentication.headers(self._asked.grpc).items()
         call = self._channel.stream_stream(record.target)(
             _given(record), timeout=self._asked.timeout_seconds, metadata=metadata
         )
         got: list[bytes] = []
+        size = 0
         try:
-            got.extend(call)
+            for each in call:
+                size += len(each)
+                _check_size(size)
+                got.append(each)
             status = "OK"
         except grpc.RpcError as error:
             status = error.code().name
@@ -288,6 +313,11 @@ def _given(record: RecordedRequest) -> Iterator[bytes]:
 
 def _fields(record: RecordedRequest) -> dict[str, str]:
     return {n: v for n, v in record.request.headers.items() if n not in _OWN}
+
+
+def _check_size(size: int) -> None:
+    if size > MOST_BYTES:
+        raise ValueError(f"the answer has more than {MOST_BYTES} bytes")
 
 
 def _is_reserved(name: str) -> bool:

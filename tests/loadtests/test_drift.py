@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from modelport.gateway.errors import UsageError
 from modelport.gateway.recording.recorder import RequestRecorder
 from modelport.gateway.types import Datatype, Tensor
-from modelport.loadtests.drift import features, shift
+from modelport.loadtests.drift import baseline, features, shift
 from modelport.loadtests.drift.features import FeatureName, RequestRows
 from modelport.loadtests.drift.shift import Correction
 from tests.commands import modelport
@@ -64,6 +65,12 @@ MISSING = np.where(CHANCE.random(2000) < 0.1, np.nan, NORMAL)
             texts(*[b"%d" % n for n in range(900)]), texts(*[b"long" * 9] * 900),
             ("distribution", "new categories"),
         ),
+        (
+            texts(*[b"%d" % n * 200 for n in range(900)]),
+            texts(*[b"%d" % n * 900 for n in range(900)]),
+            ("distribution", "new categories"),
+        ),
+        (np.r_[NORMAL, [1e308] * 8], np.r_[NORMAL, [1e308] * 8], ()),
     ],
 )  # fmt: skip
 def test_a_shift_is_found_and_named(before: Any, now: Any, reasons: tuple[str, ...]) -> None:
@@ -91,6 +98,8 @@ def test_large_and_uneven_tensors_are_described() -> None:
     assert {each.name for each in image} == {
         "image size", "image mean", "image std", "image min", "image max",
     }  # fmt: skip
+    endless = np.full((3, 40, 40), np.inf, np.float32)
+    assert features.columns([RequestRows({"image": endless}, {})]).keys() == image.keys()
     uneven = [RequestRows({"ids": np.ones((1, n), np.int64)}, {}) for n in (2, 3)]
     found = features.columns([*uneven, RequestRows({}, {"y": np.ones((1,))})])
     sizes = found[FeatureName("input", "ids size")]
@@ -151,6 +160,13 @@ def test_records_are_compared_with_records_rows_and_a_certificate(
         refused = modelport("drift", str(folders / "alike"), "--baseline", str(certificate))
         assert refused.returncode == 2
         assert said in refused.stderr
+
+
+@pytest.mark.parametrize("kind", ["c16", "M8[s]", "V2", "i4,f4"])
+def test_rows_that_are_no_numbers_are_refused(folders: Path, tmp_path: Path, kind: str) -> None:
+    np.savez(tmp_path / "rows.npz", x=np.zeros(200, kind))
+    with pytest.raises(UsageError, match=r"not a readable \.npz"):
+        baseline.read(tmp_path / "rows.npz", ["x"])
 
 
 def test_hostile_names_are_text_in_the_report(folders: Path, tmp_path: Path) -> None:

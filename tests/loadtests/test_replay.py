@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
+import threading
+import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +91,41 @@ def test_a_server_that_is_down_answers_nothing(recorded: Path) -> None:
     found = json.loads((recorded.parent / "r.json").read_text())
     assert found["same"] is False
     assert sum(each["no answer"] for each in found["counts"]) == 9
+
+
+def test_an_answer_that_never_ends_and_a_torn_one_are_no_answers(recorded: Path) -> None:
+    [record] = [each for each in read(recorded, print) if each.target.startswith("/v1")]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        target = LoadTestTarget(
+            LoadTestProtocol.OIP_HTTP, f"127.0.0.1:{server.getsockname()[1]}", ""
+        )
+
+        def serve() -> None:
+            for length in (1 << 20, 4):
+                peer = server.accept()[0]
+                with peer, contextlib.suppress(OSError):
+                    peer.recv(1 << 16)
+                    peer.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % length)
+                    for _ in range(200 if length > 4 else 0):
+                        peer.sendall(b" ")
+                        time.sleep(0.01)
+                    peer.sendall(b"{")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        for _ in range(2):
+            result = replaying.replay([record], ReplayRequest(target, None, timeout_seconds=0.2))
+            assert outcomes(result) == {ReplayOutcome.FAILED: 1}
+        thread.join()
+
+
+async def test_binary_metadata_is_sent_again(folder: Path, recorded: Path) -> None:
+    record = next(each for each in read(recorded, print) if each.protocol == "gRPC")
+    headers = {**record.request.headers, "x-bin": "AAE"}
+    record = replace(record, request=replace(record.request, headers=headers))
+    async with serving(folder) as gateway:
+        result = await asyncio.to_thread(replaying.replay, [record], asked(gateway))
+    assert outcomes(result) == {ReplayOutcome.EQUAL: 1}
 
 
 def test_what_cannot_be_asked_is_said_with_a_remedy(recorded: Path, tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from modelport.gateway.errors import UsageError
 from modelport.gateway.recording import recorded_calls
 from modelport.gateway.recording.record_reader import is_records
 from modelport.gateway.recording.recorder import RequestRecorder
-from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
+from modelport.gateway.types import Datatype, ModelSignature, Tensor, TensorSpec
 from modelport.loadtests.load import payloads
-from tests.gateway.recording.test_recorded_traffic import ALL, put
+from tests.gateway.recording.test_recorded_traffic import ALL, put, put_tensors
 
 SIGNATURE = ModelSignature(
     (TensorSpec("x", Datatype.FP32, (4,)),), (TensorSpec("x", Datatype.FP32, (4,)),), 8
@@ -58,8 +58,42 @@ def test_a_sample_is_random_and_the_same_each_time(
     assert values == [float(call.inputs["x"].data[0, 0]) for call in second]  # type: ignore[index]
     assert values == sorted(values)
     assert len({*values}) == 10
+    lengths = {len(recorded_calls.sample(where / "m", None, n, notes.append)) for n in (1, 2, 3)}
+    assert lengths == {1, 2, 3}
     assert values != [*range(10)]
-    assert notes == ["10 of 50 recorded requests are used, chosen at random"] * 2
+    assert notes[:2] == ["10 of 50 recorded requests are used, chosen at random"] * 2
+
+
+def test_a_sample_of_texts_has_its_size_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = RequestRecorder(ALL._replace(target=tmp_path))
+    for size in (1, 1000, 5000) * 10:
+        text = np.empty((1,), object)
+        text[0] = b"x" * size
+        put_tensors(made, "m", [Tensor("x", Datatype.BYTES, text)], [])
+    made.close()
+    monkeypatch.setattr(recorded_calls, "MOST_SAMPLE_BYTES", 10_000)
+    found = recorded_calls.sample(tmp_path, None, 20)
+    assert 1 < len(found) < 20
+    assert sum(call.size for call in found) <= 10_000
+
+
+def test_notes_about_hostile_records_hold_no_commands_of_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = RequestRecorder(ALL._replace(target=tmp_path))
+    put(made)
+    made.close()
+    [path] = (tmp_path / "m").iterdir()
+    event = json.loads(path.read_text())
+    event["data"]["inferences"][0]["inputs"][0] |= {"name": "\x1b[2J", "datatype": "X"}
+    path.write_text(json.dumps(event) + "\n")
+    with pytest.raises(UsageError, match="no answered requests"):
+        recorded_calls.sample(tmp_path, None)
+    said = capsys.readouterr().err
+    assert "is damaged" in said
+    assert "\x1b" not in said
 
 
 def test_what_cannot_be_used_is_refused_with_a_remedy(where: Path, tmp_path: Path) -> None:

@@ -128,6 +128,36 @@ async def test_a_rule_hides_a_tensor_with_the_bodies_that_hold_it(
     assert "Lovelace" not in json.dumps(dict(undecoded.data))
 
 
+@pytest.mark.parametrize(
+    "rule", ["X", "m/X", "x[0]", "m/x[[]*", "header:X-User", "HEADER:x-u?er", "caller"]
+)
+def test_a_rule_matches_what_it_names(tmp_path: Path, rule: str) -> None:
+    made = RequestRecorder(ALL._replace(target=tmp_path, redact=(rule,), headers=("X-User", "Y")))
+    captured = made.capture()
+    assert captured is not None
+    tensors = [
+        Tensor(name, Datatype.FP32, np.zeros((1,), np.float32)) for name in ("X", "x[0]", "x[[]y")
+    ]
+    captured.infers(InferRequest("m", tensors))
+    captured.received(b"Ada, X")
+    record = ended("m", None)
+    record.fields, record.caller, record.error = (
+        {b"x-user": b"Ada", b"y": b"z"},
+        "Ada",
+        "'Ada' may not",
+    )
+    made.record(record, captured)
+    made.close()
+    [found] = records(tmp_path)
+    [[inputs, _]] = found.inferences()
+    hidden = {each.name for each in inputs if each.data is None}
+    hidden |= {"header"} - {"header" for name in found.request.headers if name == "x-user"}
+    hidden |= {"caller"} - {"caller" for name in found.data if name == "caller"}
+    assert len(hidden) == 1
+    assert (found.request.body is None) == ("error" not in found.data) == (hidden != {"header"})
+    assert found.request.headers["y"] == "z"
+
+
 def ended(model: str, captured: Any, value: float = 1.0, path: bytes = b"/") -> RequestRecord:
     """A request that has ended."""
     made = RequestRecord(RequestObserver(), "HTTP/1.1", "POST", path, {}, "", Context())
@@ -219,6 +249,72 @@ def test_what_is_too_large_is_dropped_and_holds_no_memory() -> None:
     assert made.dropped[Dropped.TOO_LARGE] == 1
 
 
+def test_what_waits_is_counted_whole_and_no_longer_changes() -> None:
+    made = RequestRecorder(ALL, sink=FailingSink(lambda: False))
+    captured = made.capture()
+    assert captured is not None
+    request = InferRequest("m", [Tensor("x", Datatype.FP32, np.zeros((1, 4), np.float32))])
+    call = captured.infers(request)
+    record = ended("m", None)
+    record.fields = {b"content-type": b"x" * 500, b"cookie": b"y" * 60_000}
+    made.record(record, captured)
+    captured.inferred(call, InferResponse("m", 1, request.inputs))  # its client has gone before
+    captured.sent(b"late" * 1000)
+    made.close()
+    assert captured.fields.keys() == {b"content-type"}
+    assert (call.outputs, captured.response, captured.size) == ([], [], 516)
+    assert made._put_bytes == made._taken_bytes == 516
+
+
+def test_other_files_are_not_deleted_and_their_folders_fail_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "training" / "data.jsonl"
+    for path in (other, tmp_path / "0.jsonl", tmp_path / "lost+found" / "x"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x" * 10_000)
+    listing = Path.iterdir
+
+    def listed(folder: Path) -> Any:
+        if folder.name == "lost+found":
+            raise PermissionError(13, "Permission denied")
+        return listing(folder)
+
+    monkeypatch.setattr(Path, "iterdir", listed)
+    sink = FolderSink(tmp_path, 100, 3600.0, 1000)
+    for _ in range(50):
+        assert sink.write("m", [b"x" * 99 + b"\n"]) == Written(1)
+    assert other.exists()
+    assert (tmp_path / "0.jsonl").exists()
+    assert len([*(tmp_path / "m").iterdir()]) <= 11
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda *_, **__: listed(tmp_path / "lost+found"))
+        for _ in range(5):
+            assert sink.write("m", [b"x" * 99 + b"\n"]) == Written(1)
+
+
+def test_files_are_opened_when_it_is_their_turn(tmp_path: Path) -> None:
+    made = RequestRecorder(ALL._replace(target=tmp_path))
+    for _ in range(3):
+        put(made)
+    made.close()
+    [path] = (tmp_path / "m").iterdir()
+    event = json.loads(path.read_text().splitlines()[0])
+    path.unlink()
+    for minute in range(10):
+        at = f"2026-01-01T00:{minute:02}:"
+        lines = [json.dumps(event | {"time": f"{at}0{second}Z"}) + "\n" for second in range(3)]
+        name = f"20260101T00{minute:02}00.000000Z-1.jsonl"
+        (tmp_path / "m" / name).write_text("".join(lines))
+    notes: list[str] = []
+    found = read(tmp_path, notes.append)
+    next(found)
+    for later in sorted((tmp_path / "m").iterdir())[2:]:
+        later.unlink()
+    assert len([*found]) == 5
+    assert len(notes) == 6  # of 8, the first ones
+
+
 def test_files_are_rotated_and_the_oldest_are_deleted(tmp_path: Path) -> None:
     sink = FolderSink(tmp_path, 1000, 3600.0, 3000)
     for number in range(100):
@@ -281,6 +377,9 @@ def test_damaged_records_are_skipped_with_a_note(
     event = json.loads(line)
     long = b'{"x":"' + b"x" * 9000 + b'"}\n'
     tensor = event["data"]["inferences"][0]["inputs"][0]
+    for time in ("0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00"):
+        path.write_text(json.dumps(event | {"time": time}) + "\n")
+        assert [*read(tmp_path, print)] == []
     for damage in (b"[]\n", b"{}\n", b"\xff\n", b"[" * 10_000 + b"\n", long, line[:-1]):
         path.write_bytes(line + damage if damage == line[:-1] else damage + line)
         notes: list[str] = []
