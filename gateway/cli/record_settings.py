@@ -43,7 +43,7 @@ def record_settings(options: dict[str, Any]) -> RecordSettings | None:
         Path() if target is None else target,
         shares.pop("", defaults.sample),
         shares,
-        tuple(name.lower() for name in options.pop("record_headers")),
+        tuple(options.pop("record_headers")),
         tuple(options.pop("record_redact")),
         tuple(options.pop("record_hash")),
         _key(options.pop("record_hash_key")),

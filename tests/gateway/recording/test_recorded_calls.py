@@ -87,13 +87,13 @@ def test_notes_about_hostile_records_hold_no_commands_of_a_terminal(
     made.close()
     [path] = (tmp_path / "m").iterdir()
     event = json.loads(path.read_text())
-    event["data"]["inferences"][0]["inputs"][0] |= {"name": "\x1b[2J", "datatype": "X"}
+    event["data"]["inferences"][0]["inputs"][0] |= {"name": "\x07", "datatype": "X"}
     path.write_text(json.dumps(event) + "\n")
     with pytest.raises(UsageError, match="no answered requests"):
         recorded_calls.sample(tmp_path, None)
     said = capsys.readouterr().err
     assert "is damaged" in said
-    assert "\x1b" not in said
+    assert "\x07" not in said
 
 
 def test_what_cannot_be_used_is_refused_with_a_remedy(where: Path, tmp_path: Path) -> None:
