@@ -193,7 +193,7 @@ def _tell(result: ReplayResult) -> None:
     for reason, count in result.skipped.most_common():
         screen.print(Text(f"skipped {count}: {text_escaping.line(reason)}"))
     for each in result.examples:
-        screen.print(Text(text_escaping.line(f"{each.id} {each.target}: {each.reason}")))
+        screen.print(Text(text_escaping.line(f"{each.id} {each.target}: {each.reason}", 300)))
     if result.late_seconds > 1.0:
         screen.print(
             Text(f"requests were up to {result.late_seconds:.1f} s late; raise --concurrency")
