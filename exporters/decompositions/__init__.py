@@ -7,6 +7,7 @@ TensorFlow uses the decomposition of those that ``exporters.lowering`` has no ta
 from __future__ import annotations
 
 from modelport.exporters.decompositions import (
+    built_in,
     elementwise,
     linear_algebra,
     pooling,
@@ -15,10 +16,12 @@ from modelport.exporters.decompositions import (
     special,
     statistics,
 )
-from modelport.exporters.decompositions.table import DECOMPOSITIONS
+from modelport.exporters.decompositions.table import BUILT_IN, DECOMPOSITIONS
 
 __all__ = [
+    "BUILT_IN",
     "DECOMPOSITIONS",
+    "built_in",
     "elementwise",
     "linear_algebra",
     "pooling",

@@ -118,10 +118,13 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 
 @decomposes(aten.linalg_vector_norm.default)
 def vector_norm(x: Tensor, order: float = 2, *args: Any, **kwargs: Any) -> Any:
-    """A number has no axis, though PyTorch lets one name it."""
+    """A number has no axis, though PyTorch lets one name it; torch.onnx drops all axes of a norm
+    that names none."""
+    rest = dict(zip(("dim", "keepdim"), args, strict=False)) | kwargs
+    if x.dim() and not rest.get("dim") and rest.get("keepdim"):
+        return aten.linalg_vector_norm.default(x, order, **{**rest, "dim": [*range(x.dim())]})
     if x.dim() or x.is_complex():
         return NotImplemented
-    rest = dict(zip(("dim", "keepdim"), args, strict=False)) | kwargs
     found = x.to(rest.get("dtype") or x.dtype)
     return (found != 0).to(found.dtype) if order == 0 else found.abs()
 
@@ -170,6 +173,26 @@ def amax(x: Tensor, dim: Any = (), keepdim: bool = False) -> Any:
 @decomposes(aten.amin.default)
 def amin(x: Tensor, dim: Any = (), keepdim: bool = False) -> Any:
     return _over_all(x, dim, keepdim, torch.amin)
+
+
+@decomposes(aten.squeeze.dim, aten.squeeze.dims)
+def squeeze(x: Tensor, dim: Any) -> Any:
+    """Remove dimensions of size 1 alone, one by one; ONNX refuses to remove others."""
+    dims = {each % max(1, x.dim()) for each in ([dim] if isinstance(dim, int) else dim)}
+    left = [d for d in sorted(dims) if x.dim() and isinstance(x.shape[d], int) and x.shape[d] == 1]
+    if isinstance(dim, int) and (left or not x.dim()):
+        return NotImplemented
+    for each in reversed(left):
+        x = aten.squeeze.dim(x, each)
+    return x if left else x.clone()
+
+
+@decomposes(aten.pow.Tensor_Scalar)
+def power(x: Tensor, exponent: Any) -> Any:
+    """Convert truth values first; ONNX has no power of them."""
+    if x.dtype is not torch.bool:
+        return NotImplemented
+    return x.to(torch.result_type(x, exponent)) ** exponent
 
 
 @decomposes(aten.squeeze_copy.dim, aten.squeeze_copy.dims)

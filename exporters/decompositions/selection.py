@@ -192,3 +192,22 @@ def bucketize(
 @decomposes(aten.bucketize.Scalar)
 def bucketize_number(x: float, boundaries: Tensor, **options: Any) -> Tensor:
     return searchsorted_number(boundaries, x, **options)
+
+
+@decomposes(aten.nonzero_static.default)
+def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
+    """Write the place of each element that is not 0 to its number; what is left has no place."""
+    chosen = x.reshape(-1) != 0
+    number = chosen.to(torch.int64).cumsum(0) - 1
+    target = torch.where(chosen & (number < size), number, size)
+    places = torch.zeros(size + 1, dtype=torch.int64, device=x.device)
+    places = places.scatter(0, target, torch.arange(x.numel(), device=x.device))[:size]
+    columns = []
+    for length in reversed(x.shape):
+        divisor = 1 if isinstance(length, int) and not length else length
+        columns.append(places % divisor)
+        places = places // divisor
+    if not columns:
+        return places.new_empty(size, 0)
+    used = torch.arange(size, device=x.device) < chosen.sum()
+    return torch.where(used.unsqueeze(1), torch.stack(columns[::-1], 1), fill_value)

@@ -78,7 +78,7 @@ def erfinv(x: Tensor) -> Tensor:
     x = floating(x)
     w = -((1 - x) * (1 + x)).log()
     near, far = w - 2.5, w.clamp_min(0).sqrt() - 3
-    value = torch.where(w < 5, _horner(near, _NEAR), _horner(far, _FAR)) * x
+    value = torch.where(w < 5, horner(near, _NEAR), horner(far, _FAR)) * x
     return torch.where(x.abs() == 1, x * torch.inf, value)
 
 
@@ -93,11 +93,52 @@ _FAR = (
 )
 
 
-def _horner(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
+def horner(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
     value = torch.full_like(x, coefficients[0])
     for each in coefficients[1:]:
         value = value * x + each
     return value
+
+
+def error_function(x: Tensor) -> Tensor:
+    """Eigen's rational approximation (``generic_fast_erf_float``); 1 from 4 on."""
+    near = x.clamp(-4, 4)
+    square = near * near
+    return torch.where(x.isnan(), x, near * horner(square, _OVER) / horner(square, _UNDER))
+
+
+_OVER = (
+    *(-2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05),
+    *(-7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02),
+)
+_UNDER = (
+    *(-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03),
+    *(-7.37332916720468e-03, -1.42647390514189e-02),
+)
+
+
+@decomposes(aten.special_erfcx.default, prims.erfcx.default)
+def erfcx(x: Tensor) -> Tensor:
+    """The polynomials of Cephes' ``erfcf`` in ``1 / x**2`` from 1 on."""
+    x = floating(x)
+    size = x.abs()
+    inverse = size.clamp_min(1).reciprocal()
+    square = inverse * inverse
+    far = inverse * torch.where(size < 2, horner(square, _MIDDLE), horner(square, _TAIL))
+    growth = (x * x).exp()
+    value = torch.where(size < 1, growth * (1 - error_function(size)), far)
+    return torch.where(size != x, 2 * growth - value, value)
+
+
+_MIDDLE = (
+    *(2.326819970068386e-2, -1.387039388740657e-1, 3.687424674597105e-1, -5.824733027278666e-1),
+    *(6.210004621745983e-1, -4.944515323274145e-1, 3.404879937665872e-1, -2.741127028184656e-1),
+    5.638259427386472e-1,
+)
+_TAIL = (
+    *(-1.047766399936249e1, 1.297719955372516e1, -7.495518717768503, 2.921019019210786),
+    *(-1.015265279202700, 4.218463358204948e-1, -2.820767439740514e-1, 5.641895067754075e-1),
+)
 
 
 @decomposes(aten.special_ndtri.default, prims.ndtri.default)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import decomposition_table
 
 from modelport.exporters.decompositions.table import decomposes
 
@@ -106,8 +107,18 @@ def batch_norm_with_statistics(
 ) -> Any:
     """Batch normalisation, and the running statistics after it."""
     if not training:
-        return NotImplemented
+        given = x, weight, bias, mean, variance, momentum, eps
+        return *aten._native_batch_norm_legit_no_training.default(*given), mean, variance
     found = batch_norm(x, weight, bias, mean, variance, training, momentum, eps)
     unbiased = _moments(x, [0, *range(2, x.dim())], 1, keepdim=False)[0]
     kept = 1 - momentum
     return *found, momentum * found[1] + kept * mean, momentum * unbiased + kept * variance
+
+
+@decomposes(aten.native_group_norm.default)
+def group_norm(x: Tensor, *arguments: Any) -> Any:
+    """Normalise nothing with known sizes; torch.onnx lets the runtime infer one, which it cannot
+    from no elements."""
+    if any(isinstance(size, int) and size == 0 for size in x.shape):
+        return decomposition_table[aten.native_group_norm.default](x, *arguments)
+    return NotImplemented

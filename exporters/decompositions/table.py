@@ -10,15 +10,20 @@ F = TypeVar("F", bound=Decomposition)
 
 DECOMPOSITIONS: dict[Any, Decomposition] = {}
 
+#: Operators that TFLite's built-in ones lack; TensorFlow and ONNX have them.
+BUILT_IN: dict[Any, Decomposition] = {}
 
-def decomposes(*operators: Any) -> Callable[[F], F]:
+
+def decomposes(
+    *operators: Any, table: dict[Any, Decomposition] = DECOMPOSITIONS
+) -> Callable[[F], F]:
     """Register the decorated function as the decomposition of ``operators``."""
 
     def register(function: F) -> F:
         for operator in operators:
-            if operator in DECOMPOSITIONS:
+            if operator in table:
                 raise ValueError(f"operator '{operator}' is decomposed twice")
-            DECOMPOSITIONS[operator] = function
+            table[operator] = function
         return function
 
     return register

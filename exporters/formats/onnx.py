@@ -17,6 +17,7 @@ import onnxruntime
 import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from onnxscript import opset18
+from onnxscript.function_libs.torch_lib.ops import core
 from onnxscript.rewriter._matcher import SimplePatternMatcher
 from torch import Tensor, nn
 from torch.onnx import ONNXProgram
@@ -109,8 +110,8 @@ def _convert(source: Source, module: nn.Module, target: ExportTarget) -> ONNXPro
 
 
 def _translations() -> dict[Any, Any]:
-    """Operators whose exponentials overflow in onnxscript 0.7 from 89 on, and a selection whose
-    size depends on values."""
+    """Operators whose exponentials overflow in onnxscript 0.7 from 89 on, a selection whose size
+    depends on values, and batch normalisation, whose statistics PyTorch leaves out."""
     op: Any = opset18  # its types allow no number in CastLike
 
     def logaddexp(self: Any, other: Any) -> Any:
@@ -133,8 +134,17 @@ def _translations() -> dict[Any, Any]:
         elements = op.Reshape(op.Expand(self, op.Shape(mask)), op.Constant(value_ints=[-1]))
         return op.Compress(elements, chosen, axis=0)
 
+    def batch_norm(
+        self: Any, weight: Any, bias: Any, mean: Any, variance: Any, momentum: Any, eps: Any
+    ) -> Any:
+        given = self, weight, bias, mean, variance, momentum, eps
+        result = core.aten__native_batch_norm_no_training(*given)[0]
+        nothing = op.CastLike(op.Constant(value=onnx_ir.tensor(np.zeros(0, np.float32))), self)
+        return result, nothing, nothing
+
     operators = torch.ops.aten
     return {
+        operators._native_batch_norm_legit_no_training.default: batch_norm,
         operators.masked_select.default: masked_select,
         operators.logaddexp.default: logaddexp,
         operators.logaddexp2.default: logaddexp2,

@@ -11,7 +11,7 @@ from torch._decomp import decomposition_table
 from torch.export import ExportedProgram
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from modelport.exporters.decompositions import DECOMPOSITIONS
+from modelport.exporters.decompositions import BUILT_IN, DECOMPOSITIONS
 from modelport.exporters.lowering.built_in import only_built_in
 from modelport.exporters.lowering.operators import OPERATORS
 from modelport.exporters.lowering.registry import name_of
@@ -62,6 +62,8 @@ def decompositions() -> Any:
         name = name_of(operator)
         if name in OPERATORS and not (only_built_in() and name in NOT_BUILT_IN):
             del table[operator]
+    if only_built_in():
+        table.update(BUILT_IN)
     return table
 
 

@@ -37,6 +37,17 @@ def _kind(x: Any) -> str:
     return str(getattr(getattr(x, "op", None), "type", "Const"))
 
 
+def _nothing(x: Any, other: Any) -> Any:
+    """The empty result of ``x`` and ``other``; None if it has elements or an unknown size.
+
+    TensorFlow's grappler takes an empty constant for ones, makes a ``Tile`` of a product with it
+    (``ReplaceMulWithBroadcastByTile``, arithmetic_optimizer.cc, 2.21), and divides by its sizes,
+    which ends the process. A quotient becomes a product.
+    """
+    shape = tf.broadcast_static_shape(x.shape, other.shape)
+    return tf.zeros(shape, x.dtype) if shape.num_elements() == 0 else None
+
+
 @lowers("add.Tensor", "add.Scalar")
 def add(x: Any, other: Any, alpha: Any = 1) -> Any:
     x, other = promoted(x, other)
@@ -64,14 +75,16 @@ def mul(x: Any, other: Any) -> Any:
     if x.dtype == tf.bool:
         return tf.logical_and(x, other)
     x, other = _in_order(x, other, PRODUCTS)
-    return x * other
+    nothing = _nothing(x, other)
+    return x * other if nothing is None else nothing
 
 
 @lowers("div.Tensor", "div.Scalar")
 def div(x: Any, other: Any) -> Any:
     x, other = promoted(x, other)
     x, other = _in_order(floating(x), floating(other), PRODUCTS)
-    return x / other
+    nothing = _nothing(x, other)
+    return x / other if nothing is None else nothing
 
 
 @lowers("div.Tensor_mode", "div.Scalar_mode")

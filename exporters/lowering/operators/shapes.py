@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from modelport.exporters.lowering.built_in import only_built_in
 from modelport.exporters.lowering.datatypes import cast, promoted, result_type, tf_dtype
 from modelport.exporters.lowering.operators import layout
 from modelport.exporters.lowering.registry import lowers
@@ -193,6 +194,8 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
 
 @lowers("split_with_sizes")
 def split_with_sizes(x: Any, lengths: Sequence[Size], dim: int = 0) -> list[Any]:
+    if only_built_in() and x.dtype == tf.bool:  # TFLite splits numbers alone
+        return [cast(each, tf.bool) for each in split_with_sizes(cast(x, tf.int32), lengths, dim)]
     return list(tf.split(x, shape(lengths), axis(x, dim), num=len(lengths)))
 
 
@@ -207,6 +210,8 @@ def split(x: Any, length: int, dim: int = 0) -> Any:
 
 @lowers("unbind.int")
 def unbind(x: Any, dim: int = 0) -> list[Any]:
+    if only_built_in() and x.dtype == tf.int64:  # TFLite unpacks smaller ones alone
+        return [select(x, dim, place) for place in range(size(x, dim))]
     parts: list[Any] = tf.unstack(x, axis=axis(x, dim))
     return parts
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from modelport.exporters.decompositions import DECOMPOSITIONS
+from modelport.exporters.decompositions import BUILT_IN, DECOMPOSITIONS
 from modelport.exporters.decompositions.composites import COMPOSITES
 from tests.sweep.opinfo import DTYPES, operators
 
@@ -36,7 +36,7 @@ class BesideOperators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        function = (COMPOSITES | DECOMPOSITIONS).get(func)
+        function = (COMPOSITES | DECOMPOSITIONS | BUILT_IN).get(func)
         given = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
         expected = func(*args, **kwargs)
         found = NotImplemented if function is None else function(*given[0], **given[1])
@@ -57,7 +57,9 @@ class BesideOperators(TorchDispatchMode):
 
 #: Functions whose samples reach the decompositions.
 FUNCTIONS = (
-    *("amax", "amin", "bucketize", "cdist", "cholesky_inverse", "cholesky_solve", "copysign"),
+    *("acosh", "amax", "amin", "asinh", "atanh", "cosh", "erfc", "nonzero_static", "sinh"),
+    *("special.erfcx", "squeeze", "tan", "native_batch_norm"),
+    *("bucketize", "cdist", "cholesky_inverse", "cholesky_solve", "copysign"),
     *("cummax", "cummin", "cumprod", "diagonal_scatter", "digamma", "erfinv", "fmax", "fmin"),
     *("frexp", "gcd", "hypot", "i0", "index_reduce.mean", "kthvalue", "lcm", "lgamma"),
     *("linalg.cholesky", "linalg.det", "linalg.householder_product", "linalg.inv", "linalg.lu"),
