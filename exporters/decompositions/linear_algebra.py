@@ -196,11 +196,17 @@ def _sign(swaps: Tensor, like: Tensor) -> Tensor:
     return torch.where(moved, -1, 1).to(like.dtype).prod(-1)
 
 
-@decomposes(aten._linalg_det.default, aten.linalg_det.default)
+@decomposes(aten._linalg_det.default)
 @_of_known_size
 def determinant(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     factors, _, swaps = _factorised(a)
     return factors.diagonal(0, -2, -1).prod(-1) * _sign(swaps, a), factors, swaps
+
+
+@decomposes(aten.linalg_det.default)
+@_of_known_size
+def determinant_alone(a: Tensor) -> Tensor:
+    return determinant(a)[0]
 
 
 @decomposes(aten._linalg_slogdet.default)

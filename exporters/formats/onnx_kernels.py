@@ -36,7 +36,7 @@ def cast_around_gaps(model: ir.Model) -> None:
     version = model.opset_imports.get("", 0)
     for graph in (model.graph, *model.graph.subgraphs()):
         for node in list(graph):
-            if node.domain == "":
+            if node.domain == "" and onnx.defs.has(node.op_type, version):
                 for kind, wanted in _replacements(node, version).items():
                     _recast(graph, node, _formal(node, version), kind, wanted)
 

@@ -196,9 +196,10 @@ def _records(
         damaged(file.key, 0, str(error))
         return
     with opened:
-        number = 0
-        while line := opened.readline(MOST_LINE_BYTES + 1):
-            number += 1
+        # What a gateway appends from now on may be the replay of these very records.
+        number, left = 0, file.size
+        while left > 0 and (line := opened.readline(MOST_LINE_BYTES + 1)):
+            number, left = number + 1, left - len(line)
             try:
                 if not line.endswith(b"\n"):
                     if len(line) <= MOST_LINE_BYTES:

@@ -57,11 +57,6 @@ class TakesLongSeries(nn.Module):
 
 MODULES: Mapping[str, Callable[[], nn.Module]] = {
     "bessel": lambda: Refusable(lambda layer, x: torch.special.bessel_j0(layer(x))),
-    "determinant": lambda: Refusable(
-        lambda layer, x: (
-            layer(x) * torch.linalg.det(x[:, :, None] * x[:, None] + torch.eye(4))[:, None]
-        )
-    ),
     "double": lambda: Refusable(lambda layer, x: (layer(x).double() * 2.5).float()),
     "branch": lambda: Refusable(
         lambda layer, x: torch.cond(x.sum() > 0, lambda y: layer(y), lambda y: y.tanh(), (x,))
@@ -119,10 +114,6 @@ SLOW = {
     "no operator in TensorFlow or ONNX": RemediedRefusal(
         "bessel", "savedmodel", r"special_bessel_j0.* no equivalent in TensorFlow",
         "use --format torchscript or pt2", {"format": "pt2"},
-    ),
-    "an operator of ONNX": RemediedRefusal(
-        "determinant", "savedmodel", r"no equivalent in TensorFlow",
-        "use --format torchscript, pt2 or onnx", {"format": "onnx"},
     ),
     "float64 in TensorFlow Lite": RemediedRefusal(
         "double", "tflite", r"no built-in kernel for tf\.Mul of float64; compute in float32",

@@ -437,3 +437,20 @@ async def test_nothing_of_a_stranger_s_request_is_kept(folder: Path, tmp_path: P
         assert (await gateway.infer("x2")).status_code == 401
     [record] = records(tmp_path / "records")
     assert (record.status, record.request.body) == (401, None)
+
+
+def test_what_is_recorded_while_records_are_read_is_left_for_the_next_time(tmp_path: Path) -> None:
+    """Else a replay to the gateway that records would never end."""
+    made = RequestRecorder(ALL._replace(target=tmp_path))
+    for _ in range(3):
+        put(made)
+    made.close()
+    [path] = tmp_path.glob("*/*")
+    line = path.read_bytes().splitlines(keepends=True)[0]
+    seen = 0
+    for _ in read(tmp_path, print):
+        seen += 1
+        with path.open("ab") as file:
+            file.write(line)
+        assert seen <= 3
+    assert seen == 3
