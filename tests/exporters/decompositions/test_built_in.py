@@ -57,7 +57,7 @@ def test_a_function_has_the_precision_of_float32_over_its_whole_range(operator: 
         (aten.erfc.default, lambda x: 1 - torch.erf(x)),
         (aten.special_erfcx.default, lambda x: (x * x).exp() * torch.erfc(x)),
     ],
-    ids=str,
+    ids=("sinh", "asinh", "atanh", "erfc", "erfcx"),
 )
 def test_the_plain_formula_of_a_function_is_found_wrong(operator: Any, wrong: Any) -> None:
     assert worst(wrong, operator) > 1e-4

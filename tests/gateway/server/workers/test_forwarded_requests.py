@@ -15,7 +15,9 @@ from modelport.gateway.wire import via_header
 
 
 @pytest.mark.parametrize(
-    ("via", "status"), [("1.1 modelport-other", 200), (f"1.1 {via_header.OWN}", 508)]
+    ("via", "status"),
+    [("1.1 modelport-other", 200), (f"1.1 {via_header.OWN}", 508)],
+    ids=("of another one", "its own"),
 )
 async def test_a_worker_knows_the_gateways_before_it_and_ends_a_loop(via: str, status: int) -> None:
     peer = Peer("http", None, None, ConnectionIdentity(), request_memory.PROCESS.connection())
