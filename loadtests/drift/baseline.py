@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ from modelport.gateway.errors import UsageError
 from modelport.gateway.recording import recorded_calls
 from modelport.gateway.repository import untrusted_files
 from modelport.loadtests.drift.features import RequestRows, rows_of, rows_of_arrays
-from modelport.loadtests.load.payloads import LABELS, MOST_ARRAY_BYTES, UNREADABLE, Array
+from modelport.loadtests.load import payloads
+from modelport.loadtests.load.payloads import Array
 
 #: Requests of each side, chosen at random.
 MOST_REQUESTS = 20_000
@@ -53,17 +53,11 @@ def read(path: Path, inputs: Iterable[str]) -> list[RequestRows]:
 
 def _arrays(path: Path) -> Mapping[str, Array]:
     try:
-        with untrusted_files.open_file(path) as opened:
-            with zipfile.ZipFile(opened) as archive:
-                needed = sum(member.file_size for member in archive.infolist())
-            if needed > MOST_ARRAY_BYTES:
-                raise ValueError(f"its arrays have more than {MOST_ARRAY_BYTES} bytes")
-            opened.seek(0)
-            file = np.load(opened, allow_pickle=False)
-            found = {name: np.atleast_1d(file[name]) for name in file.files if name != LABELS}
-            if any(each.dtype.kind not in "biufSU" for each in found.values()):
-                raise ValueError("its arrays are neither numbers nor texts")
-    except UNREADABLE as error:
+        arrays = payloads.read_arrays(path)
+        found = {name: np.atleast_1d(arrays[name]) for name in arrays if name != payloads.LABELS}
+        if any(each.dtype.kind not in "biufSU" for each in found.values()):
+            raise ValueError("its arrays are neither numbers nor texts")
+    except payloads.UNREADABLE as error:
         raise UsageError(
             f"--baseline '{path}' is not a readable .npz; write one with numpy.savez"
         ) from error
@@ -79,7 +73,7 @@ def _data_of(certificate: Path) -> Path:
         document: Any = json.loads(untrusted_files.read_text(certificate, most))
         evaluation = document["evaluation"]
         name, digest = (evaluation["file"], evaluation["sha256"]) if evaluation else ("", "")
-    except (*UNREADABLE, LookupError, TypeError, AttributeError) as error:
+    except (*payloads.UNREADABLE, LookupError, TypeError, AttributeError) as error:
         raise UsageError(f"--baseline '{certificate}' is not a certificate") from error
     if not name:
         raise UsageError(

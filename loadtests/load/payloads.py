@@ -340,7 +340,12 @@ def _read_records(path: Path, signature: RequestSignature | None) -> Payloads:
     return Payloads(tuple(requests), datatypes, tuple(expected) or None, shapes)
 
 
-def _read_npz(path: Path, signature: RequestSignature | None, batch_size: int) -> Payloads:
+def read_arrays(path: Path) -> dict[str, Array]:
+    """The arrays of an ``.npz``.
+
+    Raises:
+        BadPayload: they are too large; damage raises any of ``UNREADABLE``.
+    """
     # NumPy leaves a damaged file open if it opened the file itself.
     with untrusted_files.open_file(path) as opened:
         with zipfile.ZipFile(opened) as archive:
@@ -349,7 +354,11 @@ def _read_npz(path: Path, signature: RequestSignature | None, batch_size: int) -
             raise BadPayload(f"its arrays have {needed} bytes, more than {MOST_ARRAY_BYTES}")
         opened.seek(0)
         file = np.load(opened, allow_pickle=False)
-        arrays = {name: file[name] for name in file.files}
+        return {name: file[name] for name in file.files}
+
+
+def _read_npz(path: Path, signature: RequestSignature | None, batch_size: int) -> Payloads:
+    arrays = read_arrays(path)
     if signature is None:
         raise BadPayload("needs the model's signature; give --model-config with its config.pbtxt")
     wanted = [spec.name for spec in signature.inputs]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from modelport.exporters.sources.huggingface.folder import PREPROCESSOR, Folder, read_json
+from modelport.exporters.sources.huggingface.folder import PREPROCESSOR, Folder
 from modelport.gateway.errors import IntegrityError, InvalidArgument
 from modelport.gateway.inference import audio_decoding
 from modelport.gateway.types import ModelSignature
@@ -18,15 +18,14 @@ def parameters(folder: Folder, signature: ModelSignature) -> dict[str, str]:
     Raises:
         IntegrityError: A value of the file is not a number, or contradicts the model.
     """
-    path = folder.path / PREPROCESSOR
-    if not path.is_file():
-        return {}
     try:
-        found = _parameters(read_json(path))
+        found = _parameters(folder.preprocessor())
         if found:
             audio_decoding.from_parameters(found, signature.inputs[0])
     except InvalidArgument as error:
-        raise IntegrityError(f"'{path}': {error}; copy the folder again") from error
+        raise IntegrityError(
+            f"'{folder.path / PREPROCESSOR}': {error}; copy the folder again"
+        ) from error
     return found
 
 

@@ -10,7 +10,6 @@ from modelport.exporters.sources.huggingface.model_facts import (
     ModelFacts,
     TaskInputs,
     attribute,
-    preprocessor,
     tokens,
 )
 from modelport.gateway.errors import IntegrityError, Unsupported
@@ -54,7 +53,7 @@ def audio(facts: ModelFacts) -> Iterator[TaskInputs]:
             _waveform(frames, kernels, strides) for frames in (1, facts.positions())
         )
         axis = Axis(facts.sequence, shortest, longest)
-    masked = preprocessor(facts).get("return_attention_mask") is True
+    masked = facts.folder.preprocessor().get("return_attention_mask") is True
     # Codecs take the channel, too.
     for dims in ((axis.name,), (attribute(config, "audio_channels") or 1, axis.name)):
         spec = TensorSpec("input_values", Datatype.FP32, dims)
@@ -77,7 +76,7 @@ def _features(facts: ModelFacts, bins: int | None) -> Iterator[TaskInputs]:
             "not state; write a factory, and give it with --model, --input and the weights"
         )
     axis = Axis(facts.sequence, 1, facts.positions())
-    masked = preprocessor(facts).get("return_attention_mask", True)
+    masked = facts.folder.preprocessor().get("return_attention_mask", True)
     for dims in ((axis.name, width), (width, axis.name)):
         spec = TensorSpec("input_features", Datatype.FP32, dims)
         yield _over_time(facts, spec, axis, masked)

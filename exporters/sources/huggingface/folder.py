@@ -50,6 +50,11 @@ class Folder:
     weights: tuple[Path, ...]
     files: tuple[Path, ...]
 
+    def preprocessor(self) -> Mapping[str, Any]:
+        """The content of ``preprocessor_config.json``; empty where there is none."""
+        path = self.path / PREPROCESSOR
+        return read_json(path) if path.is_file() else {}
+
     @property
     def origin(self) -> Origin:
         """The folder's name, and one digest over the names and contents of ``files``."""

@@ -17,7 +17,6 @@ from modelport.exporters.sources.huggingface.model_facts import (
     ModelFacts,
     TaskInputs,
     attribute,
-    preprocessor,
     tokens,
 )
 from modelport.exporters.sources.huggingface.tasks import Part
@@ -184,7 +183,7 @@ def _images(facts: ModelFacts) -> Iterator[TaskInputs]:
 
 def _longest_side(facts: ModelFacts) -> int | None:
     """The side to which the preprocessor resizes the longer one at most."""
-    size = preprocessor(facts).get("size")
+    size = facts.folder.preprocessor().get("size")
     longest = size.get("longest_edge") if isinstance(size, dict) else None
     return longest if type(longest) is int and SIDES[0] < longest <= MOST_SIDE else None
 
@@ -200,7 +199,7 @@ def _sizes(facts: ModelFacts, config: Any, backbone: Any) -> Iterator[tuple[int,
             )
         yield size
         return
-    processor = preprocessor(facts)
+    processor = facts.folder.preprocessor()
     stated = [
         processor.get("crop_size") if processor.get("do_center_crop", False) else None,
         processor.get("size") if processor.get("do_resize", True) else None,

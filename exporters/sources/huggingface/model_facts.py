@@ -9,7 +9,7 @@ from typing import Any
 
 from modelport.exporters.model_spec import AttentionMask
 from modelport.exporters.models.causal_lm import DEFAULT_MAX_POSITIONS
-from modelport.exporters.sources.huggingface.folder import PREPROCESSOR, Folder, read_json
+from modelport.exporters.sources.huggingface.folder import Folder, read_json
 from modelport.gateway.errors import UsageError
 from modelport.gateway.types import Axis, Datatype, TensorSpec
 
@@ -78,9 +78,3 @@ def attribute(config: Any, name: str) -> Any:
 def tokens(name: str, axis: str, size: int) -> TensorSpec:
     """Ids below ``size`` along ``axis``."""
     return TensorSpec(name, Datatype.INT64, (axis,), 0, size - 1)
-
-
-def preprocessor(facts: ModelFacts) -> Mapping[str, Any]:
-    """The content of ``preprocessor_config.json``; empty where there is none."""
-    path = facts.folder.path / PREPROCESSOR
-    return read_json(path) if path.is_file() else {}

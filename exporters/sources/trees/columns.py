@@ -75,12 +75,10 @@ def columns_of(estimator: Any) -> list[Column]:
     names = [f"column_{i}" for i in range(count)] if named is None else list(map(str, named))
     found = [Column(name) for name in names]
     _describe(estimator, found)
+    if any(column.is_string or column.values for column in found):
+        return found
     splits = any(hasattr(step, "transformers_") for step in _first(estimator))
-    return (
-        found
-        if any(c.is_string or c.values for c in found) or (splits and named is not None)
-        else []
-    )
+    return found if splits and named is not None else []
 
 
 def table(columns: Sequence[Column], inputs: Mapping[str, Array]) -> Array:
