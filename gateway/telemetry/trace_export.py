@@ -10,14 +10,14 @@ import os
 import random
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import (
@@ -40,6 +40,8 @@ from modelport.gateway.telemetry.spans import Span, Trace
 DEFAULT_PROTOCOL: Final = "http/protobuf"
 #: Time to send what is left when the gateway ends.
 CLOSE_SECONDS: Final = 2.0
+#: Time for a call to the collector to end once it is cancelled.
+CANCEL_SECONDS: Final = 0.5
 #: Longer paths are cut.
 MAX_PATH: Final = 256
 #: Numbers of ``--trace-config opentelemetry``, and what the SDK calls them.
@@ -66,7 +68,8 @@ class OpenTelemetry:
         # It reads the sampler from the environment.
         self._sampler = TracerProvider(resource=self._resource, shutdown_on_exit=False).sampler
         numbers: dict[str, Any] = {_BATCHING[name]: value for name, value in config.batching}
-        self._processor = BatchSpanProcessor(_exporter(config.url), **numbers)
+        self._exporter = _Closable(_exporter(config.url))
+        self._processor = BatchSpanProcessor(self._exporter, **numbers)
         self._scope = InstrumentationScope("modelport", __version__)
         self._propagator = propagate.get_global_textmap()
         #: The headers that may have a context.
@@ -150,6 +153,26 @@ class OpenTelemetry:
         closing = threading.Thread(target=self._processor.shutdown, daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)
+        # The SDK would try again for half a minute, and log each try, long after the gateway's end.
+        self._exporter.shutdown()
+        closing.join(CANCEL_SECONDS)
+
+
+class _Closable(SpanExporter):
+    """An exporter that may be shut down while it sends, and twice; it drops later spans."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self._once = threading.Lock()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        if self._once.locked():
+            return SpanExportResult.FAILURE
+        return self._exporter.export(spans)
+
+    def shutdown(self) -> None:
+        if self._once.acquire(blocking=False):
+            self._exporter.shutdown()
 
 
 def _exporter(url: str) -> SpanExporter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -195,10 +196,12 @@ async def test_a_python_model_has_the_context_of_its_request(
     assert json.loads(seen)["traceparent"] == f"00-{TRACE_ID}-{root.span_id.hex()}-01"
 
 
-async def test_a_collector_that_is_down_delays_nothing(
-    folder: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+async def test_a_collector_that_is_down_delays_nothing_and_is_called_no_more_after_the_end(
+    folder: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
-    config = use(monkeypatch, collector, "grpc")
+    before = set(threading.enumerate())
+    config = use(monkeypatch, collector, protocol)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "32")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "8")
@@ -206,3 +209,5 @@ async def test_a_collector_that_is_down_delays_nothing(
         for _ in range(50):
             assert (await gateway.infer("x2")).status_code == 200
     assert not collector.spans
+    left = [each.name for each in set(threading.enumerate()) - before if each.is_alive()]
+    assert not [name for name in left if "Otel" in name]
