@@ -127,6 +127,9 @@ READ: Mapping[str, str] = {
     "ensemble_scheduling.step.model_version": "version of that model; -1: the default one",
     "ensemble_scheduling.step.input_map{}": "the ensemble's tensor for an input of the model",
     "ensemble_scheduling.step.output_map{}": "the ensemble's tensor for an output of the model",
+    "ensemble_scheduling.max_inflight_requests": (
+        "requests that a step may have at its model at a time; 0: any number"
+    ),
     "instance_group.name": "names the group in errors",
     "instance_group.kind": "`KIND_CPU`, `KIND_GPU` or `KIND_AUTO`",
     "instance_group.count": "number of instances",
@@ -164,7 +167,6 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "optimization.output_pinned_memory": _CUDA,
     "optimization.gather_kernel_buffer_threshold": _CUDA,
     "optimization.eager_batching": "a batch is gathered while the one before it runs",
-    "ensemble_scheduling.max_inflight_requests": "the queues of the steps' models are the limit",
     "instance_group.rate_limiter": "there is no rate limiter, as in Triton without --rate-limit",
     "instance_group.profile": _TENSORRT,
     "instance_group.host_policy": "there is no --host-policy",

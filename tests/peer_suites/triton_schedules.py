@@ -154,9 +154,13 @@ def pending(bench: Bench, root: Path) -> None:
 _ENSEMBLES = "L0_simple_ensemble/test.sh"
 
 
-def backpressure(bench: Bench, root: Path) -> None:
-    made = "ensemble_backpressure_test_models"
-    triton_models.scripted(bench, root, _ENSEMBLES, (34, 35), (425, 520), made=made)
+def decoupled_steps(made: str, first: int, last: int) -> Build:
+    """The models that these lines of ``test.sh`` make."""
+
+    def build(bench: Bench, root: Path) -> None:
+        triton_models.scripted(bench, root, _ENSEMBLES, (34, 35), (first, last), made=made)
+
+    return build
 
 
 def one_model(bench: Bench, root: Path) -> None:

@@ -343,10 +343,17 @@ STAGES = (
         settings={"MODEL_LOG_DIR": "{folder}", "PYTHONDONTWRITEBYTECODE": "True"},
         seconds=120,
     ),
-    Stage(
-        *("L0_simple_ensemble/ensemble_backpressure_test.py", schedules.backpressure),
-        select="BackpressureTest",
-        seconds=400,
+    *(
+        Stage(
+            *("L0_simple_ensemble/ensemble_backpressure_test.py", schedules.decoupled_steps(*made)),
+            select=tests,
+            seconds=400,
+        )
+        for tests, *made in (
+            ("BackpressureTest", "ensemble_backpressure_test_models", 425, 520),
+            ("StepMaxQueueSizeTest", "max_queue_size_test_models", 153, 209),
+            ("ParallelFailed", "parallel_failed_enqueue_test_models", 245, 375),
+        )
     ),
     Stage(
         *(_LIFE, lifecycle.another_platform, (*EXPLICIT, *_load("simple"))),

@@ -186,11 +186,6 @@ NOT_SUPPORTED = {
             "model_update/instance_update_test.py::TestInstanceUpdate::test_instance_r",
         ),
     ),
-    **_each(
-        "responses of a decoupled step that overlap in the next steps (max_inflight_requests)",
-        "L0_simple_ensemble/ensemble_backpressure_test.py::Ensemble",
-        *("StepMaxQueueSizeTest", "ParallelFailed"),
-    ),
     "L0_large_payload/large_payload_test.py": "tensors of 1.9 GB",
     "L0_model_namespacing": "two models of one name (--model-namespacing)",
     f"{_METRICS}::test_model_namespacing_label_with_namespace_on": "--model-namespacing",

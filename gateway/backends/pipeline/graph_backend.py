@@ -2,19 +2,21 @@
 
 A step runs as soon as its tensors are available, as an ordinary request to its model: with its own
 validation and statistics, and the remaining deadline. After a decoupled step, the rest of the graph
-runs once for each of its responses, while the step computes the next one. If the step ends
-meanwhile, the graph's response is the final one, as in Triton. The graph is checked at load against
-the models' configurations at that time; a model that is reloaded later has its own checks.
+runs once for each of its responses, for several at a time, while the step computes the next ones;
+the graph's responses are in the same order. If the step has ended by the last one, that is the
+final one, as in Triton. The graph is checked at load against the models' configurations at that
+time; a model that is reloaded later has its own checks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import copy
 import time
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 import numpy as np
 import structlog
@@ -31,10 +33,12 @@ from modelport.gateway.backends.pipeline.graph import (
     gathered,
     of_rank,
 )
+from modelport.gateway.backends.pipeline.overlap import overlapped
 from modelport.gateway.backends.python.codec import ModelAnswered
 from modelport.gateway.errors import Internal, ModelportError, NotFound, Unavailable
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ENSEMBLE, ModelConfig
+from modelport.gateway.runtime.timer_wheel import within
 from modelport.gateway.types import (
     Deadline,
     InferRequest,
@@ -47,6 +51,10 @@ from modelport.gateway.types import (
 )
 
 log = structlog.get_logger("modelport.pipelines")
+
+#: Responses of decoupled steps on their way through the rest of a graph, of one request.
+_MOST_OVERLAPPING = 64
+_UNLIMITED = contextlib.nullcontext()
 
 
 class GraphBackend:
@@ -65,9 +73,16 @@ class GraphBackend:
         self._outputs = {spec.name: spec for spec in signature.outputs}
         self._batch = (-1,) if signature.max_batch_size else ()
         self._maker = {ours: step for step in self._steps for _, ours in step.outputs}
-        if any(step.decoupled for step in self._steps):
+        decoupled = sum(step.decoupled for step in self._steps)
+        if decoupled:
             self.config = copy.deepcopy(config)
             self.config.model_transaction_policy.decoupled = True
+        most = config.ensemble_scheduling.max_inflight_requests
+        #: By step, if its requests in flight are limited, for all requests together.
+        self._places = {step.name: asyncio.Semaphore(most) for step in self._steps if most}
+        overlapping = min(most * len(self._steps) or _MOST_OVERLAPPING, _MOST_OVERLAPPING)
+        # Decoupled steps behind one another multiply.
+        self._overlapping = max(1, round(overlapping ** (1 / max(1, decoupled))))
 
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         started = time.perf_counter_ns()
@@ -102,27 +117,18 @@ class GraphBackend:
         if step is None:  # a decoupled model has omitted an output that the rest needs
             return
         rest = tuple(each for each in waiting if each is not step)
-        responses = self._states(step, state, request, deadline, ahead=bool(rest))
-        async with contextlib.aclosing(responses) as states:
-            async for found in states:
-                async with contextlib.aclosing(
-                    self._branch(rest, found, request, deadline)
-                ) as results:
-                    async for result in results:
-                        yield result
+        results = self._states(step, state, request, deadline)
+        if rest:
+            branch = partial(self._branch, rest, request=request, deadline=deadline)
+            results = overlapped(results, branch, self._overlapping)
+        async with contextlib.aclosing(results):
+            async for result in results:
+                yield result
 
     async def _states(
-        self,
-        step: GraphStep,
-        state: RequestState,
-        request: InferRequest,
-        deadline: Deadline,
-        ahead: bool,
+        self, step: GraphStep, state: RequestState, request: InferRequest, deadline: Deadline
     ) -> AsyncGenerator[RequestState, None]:
-        """The state after each response of a decoupled step, or once it is skipped.
-
-        ``ahead``: other steps follow, and the next response is computed meanwhile.
-        """
+        """The state after each response of a decoupled step, or once it is skipped."""
         try:
             asked, rows = self._request(step, state, request)
             if asked is None:
@@ -130,15 +136,17 @@ class GraphBackend:
                 found.skip(step)
                 yield found
                 return
-            limited = deadline.earliest(step.timeout_seconds)
+            limited, response = deadline.earliest(step.timeout_seconds), None
             async with (
+                self._place(step, limited),
                 contextlib.aclosing(self._host.stream(asked, limited)) as responses,
-                contextlib.aclosing(_ahead(responses) if ahead else responses) as taken,
             ):
-                async for response in taken:
+                async for response in responses:
                     found = state.copy()
                     found.add(step, response, rows)
                     yield found
+            if response is not None:
+                response.final = True
         except ModelportError as error:
             raise self._explained(step, error) from error
 
@@ -168,6 +176,11 @@ class GraphBackend:
             for task in running:
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await task
+
+    def _place(self, step: GraphStep, deadline: Deadline) -> AbstractAsyncContextManager[None]:
+        """A place among the step's requests in flight, which may be limited."""
+        places = self._places.get(step.name)
+        return _UNLIMITED if places is None else _taken(places, deadline)
 
     def _state(self, request: InferRequest) -> RequestState:
         tensors = {tensor.name: tensor for tensor in request.inputs}
@@ -243,7 +256,8 @@ class GraphBackend:
             if asked is not None:
                 limited = deadline.earliest(step.timeout_seconds)
                 try:
-                    answer = await finished(self._host.infer(asked, limited))
+                    async with self._place(step, limited):
+                        answer = await finished(self._host.infer(asked, limited))
                 finally:
                     if asked.span is not None:
                         asked.span.end()
@@ -317,27 +331,13 @@ class GraphBackend:
         """Nothing to free; the models of the steps are not the graph's."""
 
 
-async def _ahead(
-    responses: AsyncGenerator[InferResponse, None],
-) -> AsyncGenerator[InferResponse, None]:
-    """Yield ``responses``, each while the next is computed; if none comes, it becomes final."""
-
-    async def after(response: InferResponse) -> InferResponse | None:
-        following = await anext(responses, None)
-        response.final = response.final or following is None
-        return following
-
-    response = await anext(responses, None)
-    context = contextvars.copy_context()  # with what the generator has set in it
-    while response is not None:
-        following = asyncio.create_task(after(response), context=context)
-        try:
-            yield response
-            response = await following
-        finally:
-            following.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await following
+@contextlib.asynccontextmanager
+async def _taken(places: asyncio.Semaphore, deadline: Deadline) -> AsyncGenerator[None, None]:
+    await within(places.acquire(), deadline)
+    try:
+        yield
+    finally:
+        places.release()
 
 
 def _sequence(request: InferRequest) -> Mapping[str, Parameter]:

@@ -93,6 +93,7 @@ def _config(given: ModelConfig, pipeline: PipelineGraph) -> ModelConfig:
     """The configuration, with the steps as an ensemble has them: for other tools to see."""
     config = copy.deepcopy(given)
     config.max_batch_size = pipeline.max_batch_size
+    config.ensemble_scheduling.max_inflight_requests = pipeline.max_inflight_requests
     for step in pipeline.steps:
         shown = config.ensemble_scheduling.step.add(
             model_name=step.model, model_version=step.version or -1

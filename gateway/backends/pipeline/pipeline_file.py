@@ -106,6 +106,7 @@ class PipelineGraph(NamedTuple):
     steps: tuple[PipelineStep, ...]
     used: Mapping[str, Sequence[str]]
     max_batch_size: int
+    max_inflight_requests: int
 
 
 def tensors_of(sources: Mapping[str, Alternatives]) -> Iterator[str]:
@@ -192,6 +193,7 @@ class _PipelineTable:
     outputs: dict[str, Alternatives] = field(metadata=read_by(_sources))
     steps: dict[str, Any] = field(metadata=read_by(_steps))
     max_batch_size: int = field(default=0, metadata=read_by(count(0, 2**31 - 1)))
+    max_inflight_requests: int = field(default=0, metadata=read_by(count(0, 2**32 - 1)))
 
 
 @dataclass(frozen=True)
@@ -250,7 +252,10 @@ def parse(content: str) -> PipelineGraph:
             raise InvalidArgument(f"{FILE}: output '{name}' is made by no step; name 'STEP.OUTPUT'")
     used = _used(table, steps)
     ordered = tuple(steps[name] for name in _in_order(steps))
-    return PipelineGraph(table.inputs, table.outputs, ordered, used, table.max_batch_size)
+    return PipelineGraph(
+        table.inputs, table.outputs, ordered, used, table.max_batch_size,
+        table.max_inflight_requests,
+    )  # fmt: skip
 
 
 def step_models(content: str) -> list[str]:

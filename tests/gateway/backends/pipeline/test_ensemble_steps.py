@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from itertools import product
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
 
 from modelport.gateway.backends.pipeline import graph_backend
+from modelport.gateway.backends.pipeline.graph import RequestState
 from modelport.gateway.backends.pipeline.graph_backend import GraphBackend
 from modelport.gateway.errors import Internal, InvalidArgument
 from modelport.gateway.repository import config
@@ -135,17 +137,108 @@ async def finals(kinds: str, count: int) -> list[bool]:
 
 @pytest.mark.parametrize("kinds", CHAINS)
 async def test_the_last_response_is_final_if_the_end_is_known_by_then(kinds: str) -> None:
-    """Only an end that the last step sends by itself comes later, as in Triton."""
+    """Only an end that a lone decoupled step at the end sends by itself comes later."""
     for count in (0, 1, 3):
         made = count ** sum(kind != "P" for kind in kinds)
-        expected = [False] * (made - 1) + [kinds[-1] != "D"]
+        expected = [False] * (made - 1) + [kinds.strip("P")[1:] != "" or kinds[-1] != "D"]
         assert await finals(kinds, count) == expected[:made]
 
 
+async def one_by_one(
+    sources: AsyncGenerator[RequestState, None],
+    branch: Callable[[RequestState], AsyncGenerator[RequestState, None]],
+    most: int,
+) -> AsyncGenerator[RequestState, None]:
+    """The known-bad variant of ``overlapped``."""
+    async for source in sources:
+        async for result in branch(source):
+            yield result
+
+
 async def test_an_end_is_unknown_without_looking_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The known-bad variant."""
-    monkeypatch.setattr(graph_backend, "_ahead", lambda responses: responses)
+    monkeypatch.setattr(graph_backend, "overlapped", one_by_one)
     assert await finals("DP", 2) == [False, False]
+
+
+# -- overlapping responses ------------------------------------------------------------------------
+
+
+class Crossing:
+    """Models ``b`` and ``c`` that answer the requests present in reverse, and count them."""
+
+    def __init__(self) -> None:
+        self.most, self._present = Counter[str](), Counter[str]()
+
+    async def infer(self, asked: InferRequest, deadline: Deadline) -> InferResponse:
+        name = asked.model_name
+        self._present[name] += 1
+        self.most[name] = max(self.most[name], self._present[name])
+        for _ in range(int(20 - asked.inputs[0].data.flat[0] % 20)):  # the last ones are quick
+            await asyncio.sleep(0)
+        self._present[name] -= 1
+        return InferResponse(name, 1, [Tensor("y", Datatype.FP32, asked.inputs[0].data)])
+
+
+def crossing(models: Crossing, limit: int = 0) -> GraphBackend:
+    known = {"a": decoupled("a"), "b": double("b", 0), "c": double("c", 0)}
+    steps = (*CHAIN[:1], step("b", {"x": "middle"}, {"y": "late"}))
+    described = text(*steps, step("c", {"x": "late"}, {"y": "out"}), batch=0)
+    limited = f"ensemble_scheduling {{ max_inflight_requests: {limit}"
+    return ensemble(described.replace("ensemble_scheduling {", limited), known, models.infer)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 4])
+async def test_responses_overlap_up_to_the_limit_and_keep_their_order(limit: int) -> None:
+    models = Crossing()
+    backend = crossing(models, limit)
+    found = await asyncio.gather(*(responses(backend, 9) for _ in range(3)))
+    assert found == [[[9.0 + index, index] for index in range(9)]] * 3
+    if limit:
+        assert max(models.most.values()) == limit
+    else:
+        assert min(models.most.values()) > 9  # of several requests
+
+
+async def test_responses_do_not_overlap_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_backend, "overlapped", one_by_one)
+    models = Crossing()
+    await responses(crossing(models), 9)
+    assert models.most == {"b": 1, "c": 1}
+
+
+@pytest.mark.parametrize(("producers", "most"), [(1, 70), (2, 120)])
+async def test_producers_wait_for_what_follows(producers: int, most: int) -> None:
+    """They are endless, and their consumer answers nothing."""
+    count = 0
+
+    async def endless(
+        asked: InferRequest, deadline: Deadline
+    ) -> AsyncGenerator[InferResponse, None]:
+        nonlocal count
+        while count < 1000:
+            count += 1
+            await asyncio.sleep(0)
+            yield InferResponse("", 1, [Tensor("y", Datatype.FP32, asked.inputs[0].data)])
+
+    async def never(asked: InferRequest, deadline: Deadline) -> InferResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    known = {"a": decoupled("a"), "b": double("b", 0)}
+    tensors = ["in", *map(str, range(producers)), "out"]
+    models = [*"a" * producers, "b"]
+    steps = [
+        step(model, {"x": taken}, {"y": made})
+        for model, (taken, made) in zip(models, pairwise(tensors), strict=True)
+    ]
+    backend = ensemble(text(*steps, batch=0), known, never, endless)
+    waiting = asyncio.create_task(anext(backend.stream(flat([1, 0, 0, 0]), NO_DEADLINE)))
+    for _ in range(5000):
+        await asyncio.sleep(0)
+    assert 2 < count < most
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
 
 
 async def test_a_failure_of_either_step_ends_the_stream_and_the_other_step() -> None:

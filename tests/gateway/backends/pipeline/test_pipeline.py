@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -268,6 +269,43 @@ async def test_a_step_has_the_remaining_time_and_its_own_limit(tmp_path: Path) -
     assert (limited.remaining() or 1000) <= 5
 
 
+async def test_a_step_has_at_most_max_inflight_requests_at_its_model(tmp_path: Path) -> None:
+    present, most, runs = Counter[str](), Counter[str](), Runs()
+
+    async def counted(asked: InferRequest, deadline: Deadline) -> InferResponse:
+        present[asked.model_name] += 1
+        most[asked.model_name] = max(most[asked.model_name], present[asked.model_name])
+        try:
+            return await runs(asked, deadline)
+        finally:
+            present[asked.model_name] -= 1
+
+    for limit in (0, 2):
+        most.clear()
+        text = f"max_inflight_requests = {limit}\n{CHAIN}"
+        backend = pipeline(tmp_path, text, counted)
+        await asyncio.gather(*(ask(backend, request([row])) for row in [*ROWS, *ROWS]))
+        assert set(most.values()) == {limit or 2 * len(ROWS)}
+
+
+async def test_the_time_of_a_step_counts_while_it_waits_for_a_place(tmp_path: Path) -> None:
+    ends = asyncio.Event()
+
+    async def waits(asked: InferRequest, deadline: Deadline) -> InferResponse:
+        await ends.wait()
+        return await Runs()(asked, deadline)
+
+    text = "max_inflight_requests = 1\n" + CHAIN.replace("seconds = 5", "seconds = 0.01")
+    text = text.replace('model = "double"', 'model = "double"\ntimeout_seconds = 0.01')
+    backend = pipeline(tmp_path, text, waits)
+    first = asyncio.create_task(ask(backend, request(ROWS)))
+    await asyncio.sleep(0)
+    with pytest.raises(TimedOut, match="step 'a'"):
+        await ask(backend, request(ROWS))
+    ends.set()
+    await first
+
+
 async def test_branches_run_at_once_and_end_with_their_request(tmp_path: Path) -> None:
     both, ended = asyncio.Barrier(3), []
 
@@ -382,7 +420,8 @@ BAD = [
     ("[outputs]", "[outputs", "is not TOML: "),
     ("[steps.judge]", '[steps.judge]\nmodel = "a"', "is not TOML: Cannot overwrite a value"),
     ("max_batch_size", "max_batchsize", "unknown key 'max_batchsize' in [pipeline.toml]; its keys "
-     "are inputs, outputs, steps, max_batch_size; did you mean 'max_batch_size'?"),
+     "are inputs, outputs, steps, max_batch_size, max_inflight_requests; did you mean "
+     "'max_batch_size'?"),
     ("version = 1", "verson = 1", "unknown key 'verson' in [steps.add]; its keys are model, inputs,"
      " version, condition, on_failure, timeout_seconds; did you mean 'version'?"),
     ('inputs = ["in", "how"]', "", "[pipeline.toml] needs the key 'inputs'"),
@@ -390,6 +429,7 @@ BAD = [
     ('["in", "how"]', '["in", "how", "in"]', "input 'in' is listed twice"),
     ('["in", "how"]', '["in", "how", "a.b"]', "input 'a.b' may have no dot"),
     ("max_batch_size = 8", "max_batch_size = -8", "must be a whole number of at least 0"),
+    ("max_batch_size = 8", "max_inflight_requests = -1", "must be a whole number of at least 0"),
     ('model = "judge"', "", "[steps.judge] needs the key 'model'"),
     ('model = "judge"', "model = 3", "steps.judge.model = 3 must be a non-empty string"),
     ("version = 1", "version = 0", "steps.add.version = 0 must be a whole number of at least 1"),
