@@ -1,6 +1,6 @@
 """Run the peers' own suites, and write the table of every test.
 
-    python -m tests.peer_suites [--sources FOLDER] [--output FOLDER] [SUITE …]
+    python -m tests.peer_suites [--sources FOLDER] [--output FOLDER] [--jobs N] [SUITE …]
 
 Exits with 1 if a test fails that is not among its suite's expected failures.
 """
@@ -8,9 +8,11 @@ Exits with 1 if a test fails that is not among its suite's expected failures.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from modelport.loadtests.system import environments
@@ -28,7 +30,6 @@ from tests.peer_suites import (
     triton_examples,
     triton_qa,
 )
-from tests.peer_suites.sources import PinnedSource
 from tests.peer_suites.suite import Bench, Suite, SuiteOutcome, SuiteVerdict, reason_of
 
 MODULES = (
@@ -48,24 +49,41 @@ SUITES: dict[str, Suite] = {
 MARKS = dict(zip(SuiteVerdict, ".cF-s?", strict=True))
 
 
-def run_suite(
-    suite: Suite, folders: Mapping[PinnedSource, Path], python: Path, only: str
-) -> list[SuiteOutcome]:
+def run_suite(suite: Suite, bench: Bench, jobs: int) -> list[SuiteOutcome]:
+    """Run it in ``jobs`` processes, where its tests can share them."""
     print(f"{suite.name}: {suite.title}", flush=True)
+    if jobs == 1 or not suite.shared:
+        found = _share(suite, bench)
+    else:
+        fork = multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(jobs, fork, network.apart) as pool:
+            shares = [
+                pool.submit(_share, suite, bench.beside(f"process-{number}"))
+                for number in range(jobs)
+            ]
+            found = [outcome for share in shares for outcome in share.result()]
+    return report.with_missing(suite, bench, report.judged(suite, found))
+
+
+def _share(suite: Suite, bench: Bench) -> list[SuiteOutcome]:
+    """The outcomes of the tests that no other process of this run has taken."""
     found: list[SuiteOutcome] = []
-    with tempfile.TemporaryDirectory(prefix="peer-suites-") as work:
-        bench = Bench(folders, Path(work), python, suite.not_applicable, only)
+    since = time.monotonic()
+    with bench.endings:
         for outcome in suite.run(bench):
+            now = time.monotonic()
             found.append(outcome)
             failed = outcome.verdict is SuiteVerdict.FAIL
             known = failed and reason_of(
                 outcome.test, {**suite.expected_failures, **suite.not_supported}
             )
-            line = f"  {'x' if known else MARKS[outcome.verdict]} {outcome.test}"
-            print(line, flush=True)
+            mark = "x" if known else MARKS[outcome.verdict]
+            line = f"  {mark} {outcome.test} ({now - since:.0f} s)"
             if failed and not known:
-                print("    " + outcome.detail.replace("\n", "\n    "), flush=True)
-    return report.with_missing(suite, bench, report.judged(suite, found))
+                line += "\n    " + outcome.detail.replace("\n", "\n    ")
+            print(line, flush=True)
+            since = now
+    return found
 
 
 def main() -> int:
@@ -74,6 +92,9 @@ def main() -> int:
     parser.add_argument("--sources", type=Path, help="folder with clones (else: the user's cache)")
     parser.add_argument(
         "--output", type=Path, help="folder of the table; without it none is written"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="processes that share the tests of a suite (1)"
     )
     parser.add_argument("--only", default="", help="run files whose path holds this alone")
     options = parser.parse_args()
@@ -93,9 +114,12 @@ def main() -> int:
         for suite in chosen
     }
     network.enter()
-    results = {
-        suite.name: run_suite(suite, folders, pythons[suite.name], options.only) for suite in chosen
-    }
+    results = {}
+    for suite in chosen:
+        with tempfile.TemporaryDirectory(prefix="peer-suites-") as work:
+            python = pythons[suite.name]
+            bench = Bench(folders, Path(work), python, suite.not_applicable, options.only)
+            results[suite.name] = run_suite(suite, bench, options.jobs)
     problems = []
     for suite in chosen:
         outcomes = results[suite.name]

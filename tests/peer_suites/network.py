@@ -1,7 +1,11 @@
-"""A network of the run's own, as the tests name fixed ports (8000, 8001, 8500 …) on localhost."""
+"""A network of the run's own, as the tests name fixed ports (8000, 8001, 8500 …) on localhost.
+
+Processes that share a run have one each, and shared memory of their own.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import shutil
@@ -11,6 +15,7 @@ import subprocess
 import sys
 
 INSIDE = "MODELPORT_PEER_SUITES_NETWORK"
+_CLONE_NEWNS, _CLONE_NEWNET = 0x00020000, 0x40000000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 
@@ -27,6 +32,19 @@ def enter() -> None:
     if unshare and not subprocess.run([*command, "true"], capture_output=True).returncode:
         os.environ[INSIDE] = "1"
         os.execv(unshare, [*command, *sys.orig_argv])
+
+
+def apart() -> None:
+    """Give this process a network and a ``/dev/shm`` of its own, within those of the run.
+
+    Needs namespaces: without them, processes of one run cannot go side by side.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNS | _CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "--jobs needs namespaces of networks and mounts")
+    _raise_loopback()
+    if libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, None):
+        raise OSError(ctypes.get_errno(), "--jobs needs to mount a /dev/shm of its own")
 
 
 def _raise_loopback() -> None:

@@ -68,6 +68,8 @@ class Suite(NamedTuple):
         not_run: reasons of tests that apply and do not run yet, likewise.
         expected_failures: reasons of tests that fail and are known to; likewise. A failure that is
             not listed, and a listed one that passes, make the run fail.
+        shared: its ``run`` takes a test only if it ``Bench.claims`` it, so that processes can share
+            them.
         ours: the tests are this project's own, with a peer's client or document; the sums leave
             them out.
         declared: every test that the suite has, where its files tell. One that did not run and has
@@ -85,6 +87,7 @@ class Suite(NamedTuple):
     not_run: Mapping[str, str] = {}
     expected_failures: Mapping[str, str] = {}
     declared: Callable[[Bench], Iterator[str]] | None = None
+    shared: bool = False
     ours: bool = False
 
 
@@ -101,7 +104,9 @@ class Bench:
     """The environment of a suite's ``run``.
 
     Attributes:
-        work: a folder of this run alone.
+        work: a folder of this process alone.
+        common: a folder of this run's processes.
+        endings: what is done when the suite has run.
         python: of the suite's environment.
     """
 
@@ -114,12 +119,31 @@ class Bench:
         only: str = "",
     ) -> None:
         self._folders, self.work, self.python = folders, work, python
-        self._only = only
+        self._only, self.common = only, work
+        self.endings = contextlib.ExitStack()
         self._not_applicable = not_applicable
 
     def wanted(self, file: str) -> bool:
         """Whether the tests of ``file`` are asked for."""
         return self._only in file
+
+    def beside(self, name: str) -> Bench:
+        """The bench of another process of this run."""
+        work = self.work / name
+        work.mkdir()
+        bench = Bench(self._folders, work, self.python, self._not_applicable, self._only)
+        bench.common = self.common
+        return bench
+
+    def claims(self, part: str) -> bool:
+        """Whether this process is the first of the run that asks for ``part``."""
+        claimed = self.common / "claimed"
+        claimed.mkdir(exist_ok=True)
+        try:
+            (claimed / part).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
 
     def source(self, source: PinnedSource) -> Path:
         """The tree of one of the suite's sources, which is only read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 import shutil
 import subprocess
@@ -41,9 +42,18 @@ def copy(source: Path, root: Path, *names: str) -> None:
 
 def generated(bench: Bench, generator: str, *flags: str) -> Path:
     """The models of a generator of ``qa/common``, made once for each run."""
-    folder = bench.work / "generated" / "-".join([generator, *flags]).replace("--", "")
+    made = bench.common / "generated"
+    made.mkdir(exist_ok=True)
+    folder = made / "-".join([generator, *flags]).replace("--", "")
+    with open(made / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _generate(bench, folder, generator, *flags)
+    return folder
+
+
+def _generate(bench: Bench, folder: Path, generator: str, *flags: str) -> None:
     if not folder.is_dir():
-        folder.mkdir(parents=True)
+        folder.mkdir()
         code = _GENERATE.replace("sys.argv[0]", repr(f"{generator}.py"))
         command = [sys.executable, "-c", code, "--onnx_opset=17", *flags]
         subprocess.run(
@@ -52,7 +62,6 @@ def generated(bench: Bench, generator: str, *flags: str) -> Path:
             check=True,
             capture_output=True,
         )
-    return folder
 
 
 def scripted(bench: Bench, root: Path, test_sh: str, *lines: tuple[int, int], made: str) -> None:

@@ -40,6 +40,8 @@ def run(bench: Bench, part: str) -> Iterator[SuiteOutcome]:
     for number, stage in enumerate((*STAGES, *SEQUENCE_STAGES, *PYTHON_STAGES)):
         if _part(stage.file) != part or not bench.wanted(stage.file):
             continue
+        if not bench.claims(str(number)):
+            continue
         root = bench.work / "models" / str(number)
         if part == "triton-python":  # a model looks where it is
             root = (qa / stage.file).parent / "models"
@@ -52,7 +54,7 @@ def run(bench: Bench, part: str) -> Iterator[SuiteOutcome]:
             tests = [t.partition("::")[2] for t in found if stage.alone in t]
         for test in tests:
             yield from _run(bench, stage, root, qa / stage.file, test)
-    if part == "triton-python":
+    if part == "triton-python" and bench.claims("examples"):
         yield from triton_python_examples.run(bench)
 
 
@@ -132,6 +134,7 @@ def _suite(name: str, title: str, *more: str) -> Suite:
         not_run=triton_verdicts.NOT_RUN,
         expected_failures=triton_verdicts.EXPECTED_FAILURES,
         declared=partial(declared, part=name),
+        shared=True,
     )
 
 

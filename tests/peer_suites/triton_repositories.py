@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import re
 import shutil
 import subprocess
@@ -266,7 +265,7 @@ def unpacked_archives(bench: Bench, root: Path) -> None:
     link.parent.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)
     link.symlink_to(archives)
-    atexit.register(link.unlink, missing_ok=True)
+    bench.endings.callback(link.unlink, missing_ok=True)
     qa = bench.source(SERVER) / "qa"
     for hashed, generator, model, name in (
         ("123456789abcdefghi", "gen_qa_models", "onnx_int32_int32_int32", "sm_mme_model_1"),
