@@ -77,6 +77,8 @@ class ModelManager:
         self._reloading = asyncio.Lock()  # one reload request at a time
         self._looks: Mapping[str, ModelEntry] = {}
         self._missing: set[str] = set()
+        #: Models that have been served, and are not in the repository any more.
+        self._left: set[str] = set()
         #: What the last scan ignored, and the reasons.
         self._ignored: dict[str, str] = {}
         self.started = False
@@ -113,7 +115,7 @@ class ModelManager:
         kind = Unavailable if model.is_coming(number) else NotFound
         if not number:
             raise kind(f"Request for unknown model: '{name}' has no available versions")
-        known = number in model.states or kind is Unavailable
+        known = number in model.states or number in model.left or kind is Unavailable
         state = "at ready state" if known else "found"
         raise kind(f"Request for unknown model: '{name}' version {number} is not {state}")
 
@@ -232,7 +234,8 @@ class ModelManager:
     def _unknown(self, name: str) -> ModelportError:
         if not self._scanned:
             return Unavailable("the server is starting; its models are not known yet")
-        return NotFound(f"Request for unknown model: '{name}' is not found")
+        why = "has no available versions" if name in self._left else "is not found"
+        return NotFound(f"Request for unknown model: '{name}' {why}")
 
     # -- the server's state ----------------------------------------------------------------------
 
@@ -358,7 +361,10 @@ class ModelManager:
     async def _look(self) -> list[ModelRecord]:
         """Scan for the current models; unload removed ones."""
         for name in await self._scan():
-            self._reconciler.in_background(self._remove(name, self._models.pop(name)))
+            model = self._models.pop(name)
+            if model.served:
+                self._left.add(name)
+            self._reconciler.in_background(self._remove(name, model))
         return list(self._models.values())
 
     async def _remove(self, name: str, model: ModelRecord) -> None:
@@ -484,6 +490,9 @@ class ModelManager:
         steps = self._with_steps([name])[1:]
         await self._reconciler.reconcile_all([step for step in steps if not step.served])
         await self._reconciler.reconcile(model)
+        if model.reconciliations:  # a later load has seen newer files: its outcome counts
+            async with model.lock:
+                pass
         idle = [each for each in self._ensembles_of(name) if each.asked and not each.served]
         await self._reconciler.reconcile_all(idle)
         try:

@@ -252,6 +252,8 @@ class ModelRecord:
     #: list more soon.
     unlisted: LoadFailure | None = None
     states: dict[int, tuple[VersionState, str]] = field(default_factory=dict)
+    #: Versions that have been served and are not: not ready, and not unknown.
+    left: set[int] = field(default_factory=set)
     #: Versions unloaded one by one on request; not loaded again until the model is.
     withheld: set[int] = field(default_factory=set)
     #: Versions unloaded to make room for others; loaded again if those fail.

@@ -309,6 +309,7 @@ class Reconciler:
     def unload(self, model: ModelRecord, number: int) -> asyncio.Task[None]:
         """Take a version out of service at once; the returned task drains and unloads it."""
         version = model.served.pop(number)
+        model.left.add(number)
         model.serving.pop(number, None)
         model.select()
         model.states[number] = unloading = (VersionState.UNLOADING, "")

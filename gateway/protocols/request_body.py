@@ -27,7 +27,6 @@ INFLATED_INLINE_BYTES = 256 * 1024
 CONTROL_BYTES = 256 * 1024
 #: Length of the JSON part of a body that also has binary tensors (Triton's extension).
 HEADER_LENGTH = b"inference-header-content-length"
-_NOT_JSON = {b"content-encoding", HEADER_LENGTH}
 
 
 def take(
@@ -118,7 +117,8 @@ def _too_large(most: int, limit: int, headers: Mapping[bytes, bytes], size: int)
             f"the request is larger than {most} bytes, but no valid request of its kind is so large"
         )
     subject = f"request JSON size of {size} bytes exceeds the maximum allowed input size"
-    if headers.keys() & _NOT_JSON:
+    is_json = headers.get(b"content-type", b"").startswith(b"application/json")
+    if b"content-encoding" in headers or (HEADER_LENGTH in headers and not is_json):
         subject = "request size exceeds the maximum allowed value"
     return InvalidArgument(
         f"{subject} of {limit} bytes. Use --http-max-input-size to increase the limit."

@@ -93,9 +93,26 @@ def parse_json(text: str) -> ModelConfig:
         document = json.loads(text)
         if not isinstance(document, dict):
             raise ValueError("it must be a JSON object")
+        _put_in_lists(document, pb.ModelConfig.DESCRIPTOR)
         return json_format.ParseDict(document, pb.ModelConfig())
     except (ValueError, json_format.ParseError, RecursionError) as error:
         raise _invalid("'config'", error) from error
+
+
+def _put_in_lists(document: dict[str, Any], message: Any) -> None:
+    """Make a list of what stands where a list belongs, as Triton's parser does."""
+    for field in message.fields:
+        inner = field.message_type
+        is_map = inner is not None and inner.GetOptions().map_entry
+        for name in {field.name, field.json_name} & document.keys():
+            if field.is_repeated and not is_map and not isinstance(document[name], list | None):
+                document[name] = [document[name]]
+            value = document[name]
+            if is_map and isinstance(value, dict):
+                inner, value = inner.fields_by_name["value"].message_type, list(value.values())
+            for each in value if isinstance(value, list) else [value]:
+                if inner is not None and isinstance(each, dict):
+                    _put_in_lists(each, inner)
 
 
 def _invalid(what: str, error: Exception) -> InvalidArgument:

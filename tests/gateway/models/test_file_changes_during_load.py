@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ from modelport.gateway.settings import Settings
 from modelport.gateway.telemetry import Statistics
 from tests import models
 from tests.gateway.models.managers import CONFIG, Obedient, World
+from tests.polling import until
 
 CHECKED, OTHER = b"checked", b"hostile"
 
@@ -215,4 +217,25 @@ async def test_a_load_that_failed_by_a_change_is_tried_again(tmp_path: Path) -> 
     await manager.load("m")
     assert manager.states("m") == [(1, VersionState.READY, "")]
     assert world.events == [("load", 1), ("unload", 1), ("load", 1)]
+    await manager.stop()
+
+
+async def test_a_load_has_the_outcome_of_the_one_that_came_meanwhile_with_newer_files(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path / "repository")
+    world.publish(1)
+    file = world.root / "m/1/model.onnx"
+    file.write_bytes(CHECKED)
+    world.gate.clear()
+    manager = await world.serve(load="")
+    first = asyncio.create_task(manager.load("m"))
+    await until(lambda: world.events == [("load", 1)])
+    replaced(file)
+    second = asyncio.create_task(manager.load("m"))
+    await until(lambda: manager._models["m"].reconciliations == 2)
+    world.gate.set()
+    await asyncio.gather(first, second)
+    assert world.events == [("load", 1), ("unload", 1), ("load", 1)]
+    assert manager.versions("m") == [1]
     await manager.stop()

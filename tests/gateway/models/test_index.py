@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from modelport.gateway.errors import Unavailable
+from modelport.gateway.errors import NotFound, Unavailable
 from modelport.gateway.models.model import VersionState
 from modelport.gateway.repository import scan
 from modelport.gateway.settings import ModelControlMode
@@ -46,6 +46,25 @@ async def test_versions_that_are_gone_leave_no_counters(world: World) -> None:
         await manager.load("m")
     await manager.load("m")
     assert [number for _, number, _ in manager.statistics()] == [19]
+    await manager.stop()
+
+
+async def test_an_error_tells_what_was_served_from_what_never_was(world: World) -> None:
+    world.publish(1, 2, config="version_policy { all {} }")
+    manager = await world.serve()
+    shutil.rmtree(world.root / "m" / "1")
+    await refresh(manager)
+    with pytest.raises(NotFound, match="'m' version 1 is not at ready state"):
+        manager.get("m", 1)
+    with pytest.raises(NotFound, match="'m' version 7 is not found"):
+        manager.get("m", 7)
+    shutil.rmtree(world.root / "m")
+    await refresh(manager)
+    with pytest.raises(NotFound, match="'m' has no available versions"):
+        manager.get("m")
+    with pytest.raises(NotFound, match="'nobody' is not found"):
+        manager.get("nobody")
+    assert manager.index() == []
     await manager.stop()
 
 

@@ -78,6 +78,25 @@ def test_a_json_configuration_is_the_same_message_as_its_text() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("one", "several"),
+    [
+        ('{"instance_group": {"kind": "KIND_CPU"}}', '{"instance_group": [{"kind": "KIND_CPU"}]}'),
+        ('{"input": {"name": "x", "dims": 4}}', '{"input": [{"name": "x", "dims": [4]}]}'),
+        (
+            '{"ensembleScheduling": {"step": {"inputMap": {"a": "b"}}}}',
+            '{"ensemble_scheduling": {"step": [{"input_map": {"a": "b"}}]}}',
+        ),
+        (
+            '{"dynamic_batching": {"priorityQueuePolicy": {"1": {}}}}',
+            '{"dynamic_batching": {"priority_queue_policy": {"1": {}}}}',
+        ),
+    ],
+)
+def test_one_value_in_place_of_a_list_is_a_list_of_one_as_in_triton(one: str, several: str) -> None:
+    assert config.parse_json(one) == config.parse_json(several)
+
+
 def test_json_has_snake_case_names_words_for_enums_and_numbers_for_64_bit_integers() -> None:
     document = config.to_json(config.parse(X2))
     assert document["max_batch_size"] == 8
