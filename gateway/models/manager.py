@@ -75,6 +75,8 @@ class ModelManager:
         # One scan at a time: a slow, older scan would undo what a later one found.
         self._scanning = asyncio.Lock()
         self._reloading = asyncio.Lock()  # one reload request at a time
+        #: The ends of the loads of ensembles on request, and the models that they need until then.
+        self._composing: dict[asyncio.Future[None], set[str]] = {}
         self._looks: Mapping[str, ModelEntry] = {}
         self._missing: set[str] = set()
         #: Models that have been served, and are not in the repository any more.
@@ -488,8 +490,14 @@ class ModelManager:
         before, serving = (model.override, model.overridden), dict(model.serving)
         model.ask(VersionSettings(), override)
         steps = self._with_steps([name])[1:]
-        await self._reconciler.reconcile_all([step for step in steps if not step.served])
-        await self._reconciler.reconcile(model)
+        end = asyncio.get_running_loop().create_future()
+        self._composing[end] = {step.entry.name for step in steps}
+        try:
+            await self._reconciler.reconcile_all([step for step in steps if not step.served])
+            await self._reconciler.reconcile(model)
+        finally:
+            del self._composing[end]
+            end.set_result(None)
         if model.reconciliations:  # a later load has seen newer files: its outcome counts
             async with model.lock:
                 pass
@@ -580,6 +588,8 @@ class ModelManager:
         await asyncio.shield(self._reconciler.in_background(self._unload(name, dependents)))
 
     async def _unload(self, name: str, dependents: bool = False) -> None:
+        while loads := [end for end, names in self._composing.items() if name in names]:
+            await asyncio.wait(loads)
         self._missing.discard(name)
         if name not in self._models:
             raise NotFound(f"failed to unload '{name}': the model is not found")

@@ -521,3 +521,26 @@ async def test_a_model_that_appears_is_served_after_its_second_look(world: World
     await refresh(manager)
     assert manager.versions("late") == [1]
     await manager.stop()
+
+
+async def test_a_model_is_unloaded_after_the_load_of_the_ensemble_that_needs_it(
+    world: World,
+) -> None:
+    world.publish(1, model="step")
+    maps = 'input_map { key: "x" value: "x" } output_map { key: "y" value: "y" }'
+    world.publish(2, model="whole")
+    config = world.root / "whole/config.pbtxt"
+    config.write_text(
+        config.read_text().replace('backend: "obedient"', 'platform: "ensemble"')
+        + f'ensemble_scheduling {{ step {{ model_name: "step" model_version: -1 {maps} }} }}'
+    )
+    world.gate.clear()
+    manager = await world.serve(load="")
+    loading = asyncio.create_task(manager.load("whole"))
+    await until(lambda: world.events == [("load", 1)])
+    unloading = asyncio.create_task(manager.unload("step"))
+    await asyncio.sleep(0)
+    world.gate.set()
+    await asyncio.gather(loading, unloading)
+    assert world.events == [("load", 1), ("load", 2), ("unload", 2), ("unload", 1)]
+    await manager.stop()
