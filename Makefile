@@ -270,8 +270,8 @@ upstream: $(READY) ## Run the conformance suite through a second gateway, over b
 	for via in grpc http; do MODELPORT_VIA=$$via $(BIN)/python -m pytest tests/conformance/test_infer.py \
 		tests/conformance/test_errors.py tests/conformance/test_parity.py || exit 1; done
 
-peer-suites: $(READY) ## Run Triton's, KServe's … own tests against a gateway; SOURCES=folder of clones, SUITES="name …"
-	$(BIN)/python -m tests.peer_suites --output docs $(if $(SOURCES),--sources "$(SOURCES)") $(SUITES)
+peer-suites: $(READY) ## Run Triton's, KServe's … own tests against a gateway; SOURCES=folder of clones, SUITES="name …"; JOBS=processes
+	$(BIN)/python -m tests.peer_suites --output docs $(if $(SOURCES),--sources "$(SOURCES)") $(if $(JOBS),--jobs $(JOBS)) $(SUITES)
 	$(STAMP) docs/peer-suites.md
 
 real-models: $(READY) ## Serve 23 model files of Python packages without configuration, and pipelines of them, and compare with their runtimes; 250 MB

@@ -31,14 +31,16 @@ with the output of each failing test.
 - **fail**: it fails; the row says why.
 - **not supported**: it is about a feature that the gateway lacks.
 - **not applicable**: it needs a GPU, TensorRT, a peer's own name, log, build or private setting,
-  native code as a model, or files that are not public, such as trained weights that no package
-  index has. Some run with other files all the same; the row says with which it passes.
+  native code as a model, files that are not public, such as trained weights that no package index
+  has, or contradicts another of the peer's tests. Some run with other files all the same; the row
+  says with which it passes.
 - **not run**: the last run ended before it, or the row says why.
 
 Triton's models are made by its own generators (`qa/common`). Where its tests let one choose the
-backends, they run with ONNX Runtime; one runs with TorchScript and OpenVINO, too. Its Python models
-run unmodified, by `--allow-python`; the probe of leaks in its Python backend's shared memory finds
-no region of the gateway's. Flags of logs, of the time to exit and of the interval of metrics, which
+backends, they run with ONNX Runtime; one runs with TorchScript and OpenVINO, too. Models of
+TensorRT or of a GPU that a test does not ask are left out, or do not load. Its Python models run
+unmodified, by `--allow-python`; the probe of leaks in its Python backend's shared memory finds no
+region of the gateway's. Flags of logs, of the time to exit and of the interval of metrics, which
 are read when they are asked for, are left out.
 
 """
@@ -58,15 +60,16 @@ def judged(suite: Suite, outcomes: Iterable[SuiteOutcome]) -> list[SuiteOutcome]
         elif outcome.verdict is SuiteVerdict.PASS and changed:
             outcome = outcome._replace(verdict=of_changed(changed), detail=changed)
         earlier = found.get(outcome.test)
-        if earlier is None or earlier.verdict not in _WORSE.get(outcome.verdict, ()):
+        if earlier is None or _WORST.index(outcome.verdict) <= _WORST.index(earlier.verdict):
             found[outcome.test] = outcome
     return sorted(found.values())
 
 
-_WORSE = {
-    SuiteVerdict.PASS: (SuiteVerdict.CHANGED, SuiteVerdict.FAIL, SuiteVerdict.NOT_APPLICABLE),
-    SuiteVerdict.CHANGED: (SuiteVerdict.FAIL,),
-}
+#: Verdicts of a test that ran, the worst one first.
+_WORST = (
+    *(SuiteVerdict.FAIL, SuiteVerdict.NOT_SUPPORTED, SuiteVerdict.CHANGED),
+    *(SuiteVerdict.NOT_APPLICABLE, SuiteVerdict.PASS),
+)
 
 
 def _failed(suite: Suite, outcome: SuiteOutcome) -> SuiteOutcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,29 @@ def test_a_pass_in_place_of_what_is_not_to_be_had_does_not_apply(
     assert told in judged
     assert report.counts(judged)["fail"] == 1  # a failure stays one
     assert report.judged(suite(), [told, SuiteOutcome(good, SuiteVerdict.PASS)]) == [told]
+
+
+def test_of_several_runs_of_one_test_the_worst_verdict_stays() -> None:
+    order = ("fail", "not supported", "changed set-up", "not applicable", "pass")
+    outcomes = [SuiteOutcome("t", SuiteVerdict(verdict)) for verdict in order]
+    lacking = {"t": "no such feature"}
+    for worse, better in combinations(outcomes[1:], 2):
+        for runs in ([worse, better], [better, worse]):
+            assert [found.verdict for found in report.judged(suite(), runs)] == [worse.verdict]
+    for other in outcomes[1:]:
+        for known, verdict in (({}, "fail"), (lacking, "not supported")):
+            for runs in ([outcomes[0], other], [other, outcomes[0]]):
+                (found,) = report.judged(suite(not_supported=known), runs)
+                assert found.verdict == verdict
+
+
+def test_processes_of_a_run_share_its_tests(bench: Bench, tmp_path: Path) -> None:
+    one = Bench({}, tmp_path, bench.python, {})
+    first, second = one.beside("first"), one.beside("second")
+    assert first.work != second.work
+    assert [first.claims("a"), second.claims("a"), second.claims("b"), first.claims("b")] == [
+        *(True, False, True, False),
+    ]
 
 
 def test_a_script_passes_by_its_exit_status_and_what_it_says(bench: Bench, tmp_path: Path) -> None:

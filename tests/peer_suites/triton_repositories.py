@@ -217,7 +217,11 @@ def io_names(bench: Bench, root: Path) -> None:
 
 def shared_weights(bench: Bench, root: Path) -> None:
     made = triton_models.generated(bench, "gen_qa_identity_models", "--libtorch")
-    triton_models.copy(made, root, "libtorch_nobatch_zero_1_float32")
+    name = "libtorch_nobatch_zero_1_float32"
+    triton_models.copy(made, root, name)
+    sharing = 'parameters: { key: "ENABLE_WEIGHT_SHARING" value: { string_value: "true" } }'
+    group = "instance_group [ { count: 16 kind: KIND_CPU}]"
+    triton_models.edit(root, name, append=f"{group}\n{sharing}\n")
 
 
 def status(bench: Bench, root: Path) -> None:
@@ -351,6 +355,11 @@ def slow_queue(bench: Bench, root: Path) -> None:
     )
 
 
+_BATCHES = (
+    "dynamic_batching { preferred_batch_size: [ 2, 6 ], max_queue_delay_microseconds: 10000000 }"
+)
+
+
 def batching(bench: Bench, root: Path) -> None:
     floats(bench, root)
     _batch(root)
@@ -360,6 +369,17 @@ def batching_shapes(bench: Bench, root: Path) -> None:
     variable = triton_models.generated(bench, "gen_qa_models", "--onnx", "--variable")
     triton_models.copy(variable, root, FLOATS)
     _batch(root)
+    triton_models.edit(root, FLOATS, ("16", "-1"))
+    ragged = "onnx_nobatch_zero_1_float32"
+    triton_models.copy(_identity(bench), root, ragged)
+    triton_models.renamed(
+        *(root, ragged, ragged.replace("nobatch_", "")),
+        ("^max_batch_size:.*", "max_batch_size: 8"),
+        ('name: "INPUT0"', 'name: "INPUT0"\nallow_ragged_batch: true'),
+        append='batch_output [{target_name: "OUTPUT0" kind: BATCH_SCATTER_WITH_INPUT_SHAPE '
+        f'source_input: "INPUT0" }}] {_BATCHES}',
+    )
+    shutil.rmtree(root / ragged)
 
 
 def _batch(root: Path) -> None:
@@ -367,8 +387,18 @@ def _batch(root: Path) -> None:
         *(root, FLOATS),
         *(("^max_batch_size:.*", "max_batch_size: 8"),),
         ("^version_policy:.*", "version_policy: { specific { versions: [1] }}"),
-        append="dynamic_batching { preferred_batch_size: [ 2, 6 ] "
-        "max_queue_delay_microseconds: 10000000 }",
+        append=_BATCHES,
+    )
+
+
+def delayed_echo(bench: Bench, root: Path) -> None:
+    custom, name = bench.source(SERVER) / "qa" / "custom_models", "custom_zero_1_float32"
+    triton_models.copy(custom, root, name)
+    triton_models.edit(
+        *(root, name, (r"dims:.*\[.*\]", "dims: [ -1 ]")),
+        ("max_batch_size:.*", "max_batch_size: 100"),
+        append=f"dynamic_batching {{ max_queue_delay_microseconds: 0}}{_CPU}"
+        'parameters [ { key: "execute_delay_ms"; value: { string_value: "100" }} ]',
     )
 
 

@@ -169,7 +169,7 @@ def one_model(bench: Bench, root: Path) -> None:
 
 
 def torch_floats(bench: Bench, root: Path) -> None:
-    """Without the labels; its instances are on a CPU, as there is no GPU."""
+    """Without the labels; ``test.sh`` adds instances of KIND_GPU."""
     name = "libtorch_float32_float32_float32"
     made = triton_models.generated(bench, "gen_qa_models", "--libtorch")
     triton_models.copy(made, root, name)

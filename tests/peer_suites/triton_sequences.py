@@ -10,7 +10,7 @@ from tests.peer_suites import triton_models
 from tests.peer_suites.suite import Bench
 from tests.peer_suites.triton_models import SERVER
 from tests.peer_suites.triton_repositories import Build
-from tests.peer_suites.triton_stages import Stage
+from tests.peer_suites.triton_stages import ON_CPU, Stage
 
 _BATCHER = "L0_sequence_batcher/sequence_batcher_test.py"
 _DYNAMIC = "L0_dyna_sequence_batcher/dyna_sequence_batcher_test.py"
@@ -21,7 +21,6 @@ _PROMPT = (
 #: Of ``test.sh``'s five, by name: the largest batch and the instances; ``0`` does not batch.
 _TRIALS = {"0": (0, 4), "1": (4, 1), "2": (2, 2), "4": (1, 4), "v": (4, 1)}
 _BACKENDS = "onnx libtorch python"
-_ON_CPU = "needs a GPU: its models' instances are KIND_GPU; it passes with KIND_CPU"
 
 
 def ragged(backend: str) -> Build:
@@ -206,7 +205,7 @@ def _prompt(trial: str, implicit: str = "") -> tuple[Stage, ...]:
             select=f"SequenceBatcherTest and test_{test} and not test_{test}2",
             label=label,
             environment=_environment(trial, implicit),
-            changed=_ON_CPU,
+            changed=ON_CPU,
         )
         for test in _PROMPT
     )
@@ -257,7 +256,7 @@ STAGES = (
         *("L0_implicit_state/implicit_state.py", states),
         select="request_output",
         environment={"BACKENDS": "onnx libtorch"},
-        changed=_ON_CPU,
+        changed=ON_CPU,
     ),
     *(
         Stage(

@@ -59,7 +59,7 @@ def _plain_log(gateway: Gateway) -> None:
 
 
 _PLANS = "needs TensorRT; it passes with models of ONNX under the names of TensorRT's"
-_NO_BFLOATS = f"{_PLANS}, and without those of BF16, which need a GPU"
+_NO_BFLOATS = f"{_PLANS}, and without those that do not batch or are of BF16, which need a GPU"
 #: No model of TensorRT takes strings.
 _STRINGS = "ooo or oii or ooi or oio"
 SHARED = ("--allow-client-shm", "true")
@@ -90,6 +90,7 @@ _TWO = ("--model-repository", "{folder}/models_0")
 _RELOADED = (*_LENIENTLY, "--load-model", "identity_zero_1_int32")
 _BY_GRPC = {"TRITONSERVER_USE_GRPC": "1"}
 _TYPE_HTTP, _TYPE_GRPC = {"CLIENT_TYPE": "http"}, {"CLIENT_TYPE": "grpc"}
+ON_CPU = "needs a GPU: its models' instances are KIND_GPU; it passes with KIND_CPU"
 _STATUS = "L0_server_status/server_status_test.py"
 _QUEUE = "L0_model_queue/model_queue_test.py"
 _FOURS, _WAITING = "preferred_batch_size: [ 4, 8 ]", "max_queue_delay_microseconds: 10000000"
@@ -134,7 +135,7 @@ STAGES = (
             *("--http-restricted-api", "inference,metadata:infer-key=infer-value"),
         ),
     ),
-    Stage(_SIZES, models.sizes, select="not large_input"),
+    Stage(_SIZES, models.sizes, select="not large_input", seconds=300),
     Stage(
         *(_SIZES, models.sizes, ("--http-max-input-size", str(2**27)), "large_input"),
         seconds=300,
@@ -241,6 +242,15 @@ STAGES = (
         *(_BATCHER, models.batching_shapes, ()),
         environment=_ONNX,
         alone="::BatcherTest::test_multi_batch_not_preferred_different",
+    ),
+    *(
+        Stage(
+            *(_BATCHER, models.delayed_echo),
+            select=f"max_queue_delay_only_{kind}",
+            environment={**_ONNX, "MAX_QUEUE_DELAY_MICROSECONDS": delay},
+            changed=ON_CPU,
+        )
+        for kind, delay in (("default", "0"), ("non_default", "20000"))
     ),
     *(
         Stage(_LIFE, build, flags, f"{test} and not {test}_", changed=_LIFE_CHANGED.get(test, ""))
@@ -455,7 +465,7 @@ STAGES = (
         *("L0_metrics/metrics_config_test.py", schedules.one_model),
         select="namespace_off",
     ),
-    Stage("L0_metrics/cpu_metrics_test.py", schedules.torch_floats),
+    Stage("L0_metrics/cpu_metrics_test.py", schedules.torch_floats, changed=ON_CPU),
     Stage(
         *("L0_metrics/histogram_metrics_test.py", schedules.decoupled_ensemble),
         ("--metrics-config", "histogram_latencies=true"),
