@@ -125,7 +125,10 @@ def _cache_of(size: int) -> tuple[str, str]:
 
 
 STAGES = (
-    Stage("L0_http/http_test.py", models.http, (*EXPLICIT, "--load-model", "*")),
+    Stage(
+        *("L0_http/http_test.py", models.http, (*EXPLICIT, "--load-model", "*")),
+        select="not loading_large",
+    ),
     Stage("L0_http/python_http_aio_test.py", models.examples, SHARED),
     Stage("L0_http/http_client_plugin_test.py", models.examples),
     Stage(

@@ -188,8 +188,12 @@ NOT_SUPPORTED = {
             "model_update/instance_update_test.py::TestInstanceUpdate::test_instance_r",
         ),
     ),
-    "L0_trace/opentelemetry_unittest.py": "Triton's own spans and events (InferRequest, "
-    "HTTP_RECV_START); the gateway's have the names of OpenTelemetry's conventions",
+    **_each(
+        "Triton's own spans and events (InferRequest, HTTP_RECV_START); the gateway's have the "
+        "names of OpenTelemetry's conventions",
+        "L0_trace/opentelemetry_unittest.py::OpenTelemetryTest::test_",
+        *("custom", "grpc", "http", "non_decoupled", "sagemaker", "streaming"),
+    ),
     "L0_model_namespacing": "two models of one name (--model-namespacing)",
     f"{_METRICS}::test_model_namespacing_label_with_namespace_on": "--model-namespacing",
     f"{_LIFE}::test_file_override$": "model files sent in a request",
