@@ -391,17 +391,6 @@ def _batch(root: Path) -> None:
     )
 
 
-def delayed_echo(bench: Bench, root: Path) -> None:
-    custom, name = bench.source(SERVER) / "qa" / "custom_models", "custom_zero_1_float32"
-    triton_models.copy(custom, root, name)
-    triton_models.edit(
-        *(root, name, (r"dims:.*\[.*\]", "dims: [ -1 ]")),
-        ("max_batch_size:.*", "max_batch_size: 100"),
-        append=f"dynamic_batching {{ max_queue_delay_microseconds: 0}}{_CPU}"
-        'parameters [ { key: "execute_delay_ms"; value: { string_value: "100" }} ]',
-    )
-
-
 def special_floats(bench: Bench, root: Path) -> None:
     """``np.NINF`` of the model went with NumPy 2."""
     own("L0_nan_inf/models")(bench, root)

@@ -247,15 +247,6 @@ STAGES = (
         alone="::BatcherTest::test_multi_batch_not_preferred_different",
     ),
     *(
-        Stage(
-            *(_BATCHER, models.delayed_echo),
-            select=f"max_queue_delay_only_{kind}",
-            environment={**_ONNX, "MAX_QUEUE_DELAY_MICROSECONDS": delay},
-            changed=ON_CPU,
-        )
-        for kind, delay in (("default", "0"), ("non_default", "20000"))
-    ),
-    *(
         Stage(_LIFE, build, flags, f"{test} and not {test}_", changed=_LIFE_CHANGED.get(test, ""))
         for test, build, flags in (
             ("test_parse_error_modelfail", lifecycle.two_of_them_broken, (*_TWO, *_STRICT)),
