@@ -247,7 +247,11 @@ STAGES = (
         alone="::BatcherTest::test_multi_batch_not_preferred_different",
     ),
     *(
-        Stage(_LIFE, build, flags, f"{test} and not {test}_", changed=_LIFE_CHANGED.get(test, ""))
+        Stage(
+            *(_LIFE, build, flags, f"{test} and not {test}_"),
+            changed=_LIFE_CHANGED.get(test, ""),
+            seconds=900 if "stress" in test else 0,  # 65,536 loads and unloads
+        )
         for test, build, flags in (
             ("test_parse_error_modelfail", lifecycle.two_of_them_broken, (*_TWO, *_STRICT)),
             (

@@ -237,12 +237,8 @@ EXPECTED_FAILURES = {
     ),
     f"{_LIFE}::test_multiple_model_repository_polling": "what serves stays when another repository "
     "gets a model of its name",
-    f"{_LIFE}::test_concurrent_model_load_unload": "an unload of a step's model does not wait "
-    "for a load of its ensemble",
     f"{_LIFE}::test_shutdown_dynamic": _ENDED,
     f"{_LIFE}::test_shutdown_ensemble": _ENDED,
-    f"{_LIFE}::test_concurrent_same_model_load_unload_stress": "65,536 loads and unloads of one "
-    "model take longer than a test may",
     **_each(_ENDED, f"{_CLEANUP}::test_", "simple_infer_shutdown", "streaming_infer_shutdown"),
     f"{_QUEUE}::test_policy_reject": "an ensemble's failure has the reason of its step, not OTHER",
     f"{_QUEUE}::test_priority_with_policy": "a batch of a "
