@@ -136,15 +136,21 @@ def get_model_dir() -> str:
 def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
     """Load a model of the repository, with the JSON ``config`` in place of its own.
 
+    Args:
+        files: in place of those of the repository, by ``file:`` and their path in its folder; they
+            need a ``config``.
+
     Raises:
         TritonModelException: it does not load, or the server does not load models on request.
     """
-    if files:
-        raise TritonModelException(
-            f"Failed to load model: model '{model_name}' cannot be loaded from files of a request; "
-            "publish them in the repository"
-        )
-    Current.runtime.control("load", model=model_name, config=config)
+    rows, contents = [], []
+    for key, content in (files or {}).items():
+        if not key.startswith("file:"):
+            raise TritonModelException(f"Failed to load model: '{key}' does not begin with 'file:'")
+        rows.append([key.removeprefix("file:"), len(content)])
+        contents.append(content)
+    content = b"".join(contents)
+    Current.runtime.control("load", content, model=model_name, config=config, files=rows)
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:

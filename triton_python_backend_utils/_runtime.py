@@ -38,7 +38,7 @@ class Runtime:
         """``infer``, without blocking the running event loop."""
         raise TritonModelException(BLS_REFUSED)
 
-    def control(self, operation: str, **arguments: Any) -> Any:
+    def control(self, operation: str, content: bytes = b"", **arguments: Any) -> Any:
         """Load, unload or look at a model; raises ``TritonModelException`` if that fails."""
         raise TritonModelException(BLS_REFUSED)
 

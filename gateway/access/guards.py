@@ -259,14 +259,22 @@ class GuardedControl:
 
     # -- changes ------------------------------------------------------------------------------
 
-    async def load(self, name: str, override: str | None = None, source: str = "") -> None:
+    async def load(
+        self,
+        name: str,
+        override: str | None = None,
+        source: str = "",
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
         if source:
             _require_source(name, source)
+        if files:
+            _require_all("model files of a request may be code, and call any model")
         target = whole_target(Operation.CONTROL, name)
         with audited("load", name), target.stated():
             if override is not None:
                 _require_steps(override)
-            await self._control.load(target.name, override, source)
+            await self._control.load(target.name, override, source, files)
 
     async def unload(self, name: str, dependents: bool = False) -> None:
         target = whole_target(Operation.CONTROL, name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from modelport.gateway.repository.config import ModelConfig
@@ -13,7 +13,13 @@ from modelport.gateway.types import Infer, InferStream
 class ModelControl(Protocol):
     """Changes the served models, as ``models.control.Control``, which has all methods."""
 
-    async def load(self, name: str, override: str | None = None, source: str = "") -> None: ...
+    async def load(
+        self,
+        name: str,
+        override: str | None = None,
+        source: str = "",
+        files: Mapping[str, bytes] | None = None,
+    ) -> None: ...
 
     async def unload(self, name: str, dependents: bool = False) -> None: ...
 

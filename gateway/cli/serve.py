@@ -132,8 +132,8 @@ class ServeOptions(TypedDict, total=False):
     ]
     allow_python: Annotated[
         bool,
-        "Serve unsigned Python models, which are code and can do anything. By default only "
-        "versions signed with a --require-signature key may be Python.",
+        "Serve unsigned Python models, which are code and can do anything, also those of load "
+        "requests. By default only versions signed with a --require-signature key may be Python.",
         option(is_flag=True),
     ]
     python_max_seconds: Annotated[

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from modelport.gateway.backends.capabilities import CheckedBackend
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import VersionSettings, VersionState
+from modelport.gateway.models.sent_files import SentFiles
 
 #: Arguments and result are JSON values, because they may travel between processes.
 Operation = Callable[[dict[str, Any]], Awaitable[Any]]
@@ -42,7 +44,18 @@ class Control(Protocol):
         """The number of requests that wait for a response from a version."""
         ...
 
-    async def load(self, name: str, override: str | None = None, source: str = "") -> None: ...
+    async def load(
+        self,
+        name: str,
+        override: str | None = None,
+        source: str = "",
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """
+        Args:
+            files: by path in the model's folder, in place of those of the repository.
+        """
+        ...
 
     async def unload(self, name: str, dependents: bool = False) -> None: ...
 
@@ -135,8 +148,25 @@ class LocalControl:
         self.pid = os.getpid()
         operations = Operations()
         self.register, self.broadcast = operations.register, operations.run
-        self.load, self.unload, self.reload = manager.load, manager.unload, manager.reload
         self.unload_version = manager.unload_version
+        self._sent = SentFiles(manager.outside)
+
+    async def load(
+        self,
+        name: str,
+        override: str | None = None,
+        source: str = "",
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        self._manager.require_explicit()
+        loading = partial(self._manager.load, name, override)
+        await self._sent.completed(lambda folder: loading(folder or source), name, override, files)
+
+    async def unload(self, name: str, dependents: bool = False) -> None:
+        await self._sent.completed(lambda _: self._manager.unload(name, dependents))
+
+    async def reload(self, wanted: Mapping[str, VersionSettings]) -> None:
+        await self._sent.completed(lambda _: self._manager.reload(wanted))
 
     async def ready(self) -> bool:
         return self._manager.ready

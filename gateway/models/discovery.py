@@ -127,6 +127,8 @@ class Discovery:
         self._find_versions = find_versions
         #: Folders of models outside of the repositories, by the names that requests gave them.
         self.folders: dict[str, Path] = {}
+        #: Names of ``folders`` that a model of the repositories has, too, as of the last scan.
+        self.hidden: set[str] = set()
 
     async def scan(self) -> dict[str, ModelEntry]:
         """Every model by name. Remote models have no versions yet; ``ask`` queries them.
@@ -153,7 +155,9 @@ class Discovery:
         alone = [standalone_model.scan(path, name) for name, path in self._standalone]
         alone += self._config_file.scan() if self._config_file is not None else []
         found = scan.together([*repositories, *({entry.name: entry} for entry in alone)])
-        for name, folder in tuple(self.folders.items()):  # others change it meanwhile
+        folders = tuple(self.folders.items())  # others change it meanwhile
+        self.hidden = {name for name, _ in folders if name in found and found[name].is_model}
+        for name, folder in folders:
             self._add_folder(found, name, folder)
         for name, route in self._routes.items():
             if name not in found or not found[name].is_model:

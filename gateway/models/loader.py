@@ -22,6 +22,7 @@ from modelport.gateway.inference.text import text_infer
 from modelport.gateway.inference.text.text_infer import TextInterface
 from modelport.gateway.models import model_warmup
 from modelport.gateway.models.model import ServedVersion
+from modelport.gateway.models.sent_files import is_sent
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import config_schema, manifest
 from modelport.gateway.repository.config import ENSEMBLE, ModelConfig
@@ -73,7 +74,9 @@ class VersionLoader:
             )
         route = self._settings.routes.get(name)
         here = route is None
-        before = VersionFiles(entry, version) if here and not keys and not entry.remote else None
+        sent = is_sent(entry.path)  # a folder that nobody else writes to
+        watched = here and not (keys or entry.remote or sent)
+        before = VersionFiles(entry, version) if watched else None
         if entry.remote or (config.platform == ENSEMBLE and not version.fingerprint):
             keys = ()  # nothing to verify
         elif not manifest.verify(version.path):
@@ -99,7 +102,7 @@ class VersionLoader:
                 name, number, path, config, self._threads, route, self.host,
                 native=bool(keys) or self._settings.allow_native_code,
                 python=self._python(signed=bool(keys)),
-                copied=path != version.path,
+                copied=sent or path != version.path,
             )  # fmt: skip
             backend = load(artifact)
             try:

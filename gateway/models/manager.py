@@ -23,7 +23,7 @@ from modelport.gateway.errors import (
     Unavailable,
     closest,
 )
-from modelport.gateway.models import registered_names
+from modelport.gateway.models import registered_names, sent_files
 from modelport.gateway.models import snapshot as snapshots
 from modelport.gateway.models.discovery import Discovery
 from modelport.gateway.models.held_versions import HeldVersions
@@ -36,6 +36,7 @@ from modelport.gateway.models.model import (
     VersionState,
 )
 from modelport.gateway.models.reconciler import Reconciler
+from modelport.gateway.models.sent_files import is_sent
 from modelport.gateway.models.snapshot import Snapshot
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import scan
@@ -77,6 +78,8 @@ class ModelManager:
         self._reloading = asyncio.Lock()  # one reload request at a time
         #: The ends of the loads of ensembles on request, and the models that they need until then.
         self._composing: dict[asyncio.Future[None], set[str]] = {}
+        #: Folders of sent files that a load which may fail replaces.
+        self._replaced: set[Path] = set()
         self._looks: Mapping[str, ModelEntry] = {}
         self._missing: set[str] = set()
         #: Models that have been served, and are not in the repository any more.
@@ -452,6 +455,10 @@ class ModelManager:
             await self._load_outside(name, override, Path(source))
             return
         gone = await self._scan()
+        folder = self._discovery.folders.get(name)
+        if folder is not None and is_sent(folder) and name in self._discovery.hidden:
+            del self._discovery.folders[name]  # as in Triton, back to the model of the repository
+            gone = await self._scan()
         new = self._register(name, source) if source and source not in gone else None
         try:
             await self._load_found(name, override, gone)
@@ -461,17 +468,48 @@ class ModelManager:
             raise
 
     async def _load_outside(self, name: str, override: str | None, folder: Path) -> None:
-        folders = self._discovery.folders
-        registered_names.check_folder(name, folder, self._models, folders)
+        folders, before = self._discovery.folders, None
+        if is_sent(folder):
+            before = registered_names.check_replaced(name, self._models, folders)
+        else:
+            registered_names.check_folder(name, folder, self._models, folders)
+        model = self._models.get(name)
+        overridden = None if model is None else (model.override, model.overridden)
+        self._replaced |= {before} if before is not None else set()
         folders[name] = folder
         try:
             await self._load_found(name, override, await self._scan())
         except ModelportError:
-            if folders.get(name) is folder and name in self._models:
+            if folders.get(name) is not folder:  # it has gone meanwhile
+                raise
+            if model is not None and overridden is not None and self._models.get(name) is model:
+                model.override, model.overridden = overridden
+                await self._put_back(model, before)
+            elif name in self._models:
                 await self._unload(name)
-            elif folders.get(name) is folder:  # it has gone meanwhile
+            else:
                 del folders[name]
             raise
+        finally:
+            self._replaced -= {before}
+
+    async def _put_back(self, model: ModelRecord, folder: Path | None) -> None:
+        """Serve the model from ``folder``, or from the repository, as before a load that failed."""
+        name = model.entry.name
+        if folder is None:
+            del self._discovery.folders[name]
+        else:
+            self._discovery.folders[name] = folder
+        await self._scan()
+        if model.served:
+            model.forget_failures()
+            await self._reconciler.reconcile(model)
+        else:
+            await self._stop(model)
+
+    def outside(self) -> set[Path]:
+        """The folders outside of the repositories that models are served from."""
+        return {*self._discovery.folders.values(), *self._replaced}
 
     def _register(self, name: str, source: str) -> ModelRecord | None:
         """Add the model ``source`` under ``name``; None: it has that name already."""
@@ -656,6 +694,8 @@ class ModelManager:
     async def stop(self) -> None:
         """Unload everything; call when no new request can arrive."""
         await self._reconciler.stop()
+        for folder in filter(is_sent, self.outside()):
+            await asyncio.to_thread(sent_files.remove, folder)
 
     def require_explicit(self, *names: str) -> None:
         """Raises ``Unavailable``: no changes on request, or not of these models: a rollout runs."""

@@ -75,6 +75,30 @@ def check_folder(
         )
 
 
+def check_replaced(
+    name: str, models: Mapping[str, ModelRecord], folders: Mapping[str, Path]
+) -> Path | None:
+    """Check that files sent in a request may replace those of the model ``name``, if there is one.
+
+    Returns:
+        Its folder, if it is outside of the repositories.
+
+    Raises:
+        AlreadyExists: the name is registered for another model.
+        InvalidArgument: another server runs the model.
+    """
+    model = models.get(name)
+    if model is not None and model.route is not None:
+        raise InvalidArgument(
+            f"failed to load '{name}': another server runs the model; choose another name"
+        )
+    if model is not None and model.entry.source and name not in folders:
+        raise AlreadyExists(
+            f"the name '{name}' is that of a registered model; unregister it, or choose another"
+        )
+    return folders.get(name)
+
+
 def entries(
     found: Mapping[str, ModelEntry], models: Mapping[str, ModelRecord]
 ) -> dict[str, ModelEntry]:

@@ -13,7 +13,7 @@ from modelport.gateway.protocols.oip.process_settings import ProcessSettings
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
 from modelport.gateway.protocols.prediction.predictor import Predictor
 from modelport.gateway.protocols.request_body import read as read_body
-from modelport.gateway.settings import Settings
+from modelport.gateway.settings import ModelControlMode, Settings
 from modelport.gateway.telemetry.tfserving_counters import TfServingRequests
 from modelport.gateway.telemetry.tracer import Tracer
 
@@ -44,6 +44,8 @@ class DialectHost:
 
     def __post_init__(self) -> None:
         self.max_input_bytes = self.settings.http_max_input_bytes
+        #: Whether a load request may have the files of a model.
+        self.loads_files = self.settings.model_control_mode is ModelControlMode.EXPLICIT
         guarded = self.settings.access is not None
         self.process = ProcessSettings(self.control, self.manager, self.tracer, guarded)
         self.predictor = Predictor(self.service, self.manager)

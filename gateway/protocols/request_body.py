@@ -87,11 +87,13 @@ async def _arriving(
     return await _inflated(body, encoding, limit, deadline, bound)
 
 
-async def read_control(request: Request) -> bytes:
+async def read_control(request: Request, limit: int | None = None) -> bytes:
     """Read the body of a request to a FastAPI route, which has no tensors.
 
-    No option raises their limit. Raises as ``take``.
+    Without a ``limit``, no option raises that of such bodies. Raises as ``take``.
     """
+    if limit is not None:
+        return await read(request.scope[REQUEST], limit)
     return await read(request.scope[REQUEST], sys.maxsize, bound=CONTROL_BYTES)
 
 

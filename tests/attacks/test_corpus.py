@@ -489,7 +489,7 @@ PATHS = {
     ),
     "a load that nobody allowed": HostileRequest(503, path="/v2/repository/models/x2/load"),
     "a load with files that nobody allowed": HostileRequest(
-        501, path="/v2/repository/models/x2/load", body=b'{"parameters":{"file:1/m":"YQ=="}}'
+        503, path="/v2/repository/models/x2/load", body=b'{"parameters":{"file:1/m":"YQ=="}}'
     ),
     "GET of infer": HostileRequest(405, method="GET"),
     "PUT of infer": HostileRequest(405, method="PUT", body=wire.good_body()),

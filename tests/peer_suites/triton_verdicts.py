@@ -177,8 +177,6 @@ NOT_RUN = {
 }
 
 NOT_SUPPORTED = {
-    "L0_backend_python/model_control/model_control_test.py::ModelIDValidationTest": "model "
-    "files sent in a request",
     "L0_backend_python/python_based_backends": "python-based backends (a backend's folder with "
     "model.py)",
     **_each(
@@ -197,7 +195,6 @@ NOT_SUPPORTED = {
     ),
     "L0_model_namespacing": "two models of one name (--model-namespacing)",
     f"{_METRICS}::test_model_namespacing_label_with_namespace_on": "--model-namespacing",
-    f"{_LIFE}::test_file_override$": "model files sent in a request",
     f"{_LIFE}::test_parse_error_no_model_config": "--disable-auto-complete-config: a model without "
     "a configuration is served by the one that its file has",
 }
@@ -206,6 +203,9 @@ _UNCACHED = "an ensemble is not cached: its answers would outlive the models of 
 _STRINGS = "TorchScript has no strings"
 _ENDED = "requests on their way when the signal comes are answered, or refused with a message"
 EXPECTED_FAILURES = {
+    "L0_backend_python/model_control/model_control_test.py::ModelIDValidationTest"
+    "::test_invalid_character_model_names": "a name may have any printable characters: no shell "
+    "reads it",
     f"{_READINESS}::TestModelReadiness::test_model_not_ready": "a killed worker has been started "
     "again before the test asks",
     f"{_READINESS}::TestUserDefinedModelReadinessFunction::test_is_ready_takes_long_time": ""
@@ -213,11 +213,6 @@ EXPECTED_FAILURES = {
     "L0_backend_python/async_execute/concurrency_test.py::ConcurrencyTest"
     "::test_concurrent_execute_multi_request_bls": "a coroutine that iterates over the responses "
     "of a call holds its event loop",
-    **_each(
-        "load_model with files is refused",
-        "L0_backend_python/test_infer_shm_leak.py",
-        *("::TestInferShmLeak::test_shm_leak [bls_model_loading", " [bls_model_loading"),
-    ),
     "L0_backend_python/test_infer_shm_leak.py::TestInferShmLeak::test_shm_leak [custom_metrics]": ""
     "a histogram has buckets, and no line before its first observation",
     f"{_METRICS}::test_inf_histograms_missing": "the histogram is there without a choice, too",

@@ -163,7 +163,7 @@ class WorkerCalls:
         result, problem = None, ""
         try:
             operation, arguments = codec.parsed(frame.meta)
-            result = await self._controlled(operation, arguments)
+            result = await self._controlled(operation, arguments, frame.content)
         except ModelportError as error:
             problem = str(error)
         except (TypeError, ValueError, LookupError, FrameError):
@@ -171,7 +171,7 @@ class WorkerCalls:
         meta = orjson.dumps([result, problem])
         self._worker.send(frames.pack(frames.REPLY, number, frames.FINAL, meta))
 
-    async def _controlled(self, operation: str, arguments: dict[str, Any]) -> Any:
+    async def _controlled(self, operation: str, arguments: dict[str, Any], content: Any) -> Any:
         if operation == "metrics":
             self._metrics.declare(arguments["name"], arguments["description"], arguments["kind"])
             return None
@@ -183,7 +183,8 @@ class WorkerCalls:
         model = arguments["model"]
         try:
             if operation == "load":
-                await control.load(model, arguments["config"] or None)
+                files = _files(arguments["files"], content)
+                await control.load(model, arguments["config"] or None, files=files)
             elif operation == "unload":
                 await control.unload(model, bool(arguments["dependents"]))
             else:
@@ -216,6 +217,15 @@ def _parameters(
         found["sequence_end"] = True
     if timeout:
         found["timeout"] = timeout
+    return found
+
+
+def _files(rows: list[list[Any]], content: Any) -> dict[str, bytes]:
+    """The files of ``load_model``, whose contents follow each other."""
+    found, start = {}, 0
+    for path, size in rows:
+        found[str(path)] = bytes(content[start : start + size]) if size else b""
+        start += size
     return found
 
 

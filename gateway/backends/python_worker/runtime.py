@@ -108,13 +108,14 @@ class WorkerRuntime(Runtime):
         except (ValueError, TypeError) as error:
             raise TritonModelException(f"The request cannot be sent: {error}") from error
 
-    def control(self, operation: str, **arguments: Any) -> Any:
+    def control(self, operation: str, content: bytes = b"", **arguments: Any) -> Any:
         if not self.initializing:
             raise TritonModelException(BLS_REFUSED)
-        return self._asked(operation, arguments)
+        return self._asked(operation, arguments, content)
 
-    def _asked(self, operation: str, arguments: dict[str, Any]) -> Any:
-        number, call = self._channel.call(frames.CONTROL, [operation, arguments])
+    def _asked(self, operation: str, arguments: dict[str, Any], content: bytes = b"") -> Any:
+        buffers = (content,) if content else ()
+        number, call = self._channel.call(frames.CONTROL, [operation, arguments], buffers)
         try:
             self._channel.wait(lambda: bool(call.replies))
         finally:

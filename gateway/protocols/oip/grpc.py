@@ -57,6 +57,7 @@ class OipGrpc:
         self._manager = host.manager
         self._control = host.control
         self._process = host.process
+        self._loads_files = host.loads_files
         self._health = HealthGrpc(host.control, host.manager.draining, [SERVICE])
 
     def methods(self) -> dict[str, Rows]:
@@ -97,6 +98,9 @@ class OipGrpc:
             True,
             bound=self._bound_infer,
         )
+        if self._loads_files:
+            loading = table["RepositoryModelLoad"]
+            table["RepositoryModelLoad"] = loading._replace(bound=lambda _: None)
         for name in ("ServerLive", "ServerReady"):
             table[name] = table[name]._replace(health=True)
         return {SERVICE: table, **self._health.methods()}
@@ -220,10 +224,9 @@ class OipGrpc:
 
     async def _repository_load(self, message: Any, _: Deadline) -> Any:
         _refuse_repository(message)
-        parameters = _chosen(message.parameters)
-        await self._control.load(
-            message.model_name, metadata.load_override(message.model_name, parameters)
-        )
+        name = message.model_name
+        config, files = metadata.load_request(name, _chosen(message.parameters))
+        await self._control.load(name, config, files=files)
         return pb.RepositoryModelLoadResponse()
 
     async def _repository_unload(self, message: Any, _: Deadline) -> Any:

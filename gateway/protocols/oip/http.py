@@ -131,6 +131,7 @@ class OipHttp(OipErrors):
         self._control = host.control
         self._process = host.process
         self._max_input_bytes = host.max_input_bytes
+        self._max_load_bytes = host.max_input_bytes if host.loads_files else None
         self._keys = host.settings.require_signature
         self.table = self._routes()
 
@@ -347,8 +348,9 @@ class OipHttp(OipErrors):
         @post(f"{model_path}/load", dependencies=CONTROL, response_class=Response)
         async def repository_load(model: Model, request: Request) -> Response:
             """Load or reload a model (`--model-control-mode explicit`)."""
-            parameters = (await self._json(request)).get("parameters") or {}
-            await control.load(model, metadata.load_override(model, parameters))
+            body = await request_body.read_control(request, self._max_load_bytes)
+            config, files = await offload.run(partial(_load_request, model, body))
+            await control.load(model, config, files=files)
             return Response(media_type="application/json")
 
         @post(f"{model_path}/unload", dependencies=CONTROL, response_class=Response)
@@ -393,11 +395,18 @@ class OipHttp(OipErrors):
             return document(await process.log(await self._json(request)))
 
     async def _json(self, request: Request) -> dict[str, Any]:
-        body = await request_body.read_control(request)
-        value = json_text.loads(body) if body.strip() else {}
-        if type(value) is not dict:
-            raise InvalidArgument("the request must be a JSON object")
-        return value
+        return _object(await request_body.read_control(request))
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    value = json_text.loads(body) if body.strip() else {}
+    if type(value) is not dict:
+        raise InvalidArgument("the request must be a JSON object")
+    return value
+
+
+def _load_request(model: str, body: bytes) -> metadata.LoadRequest:
+    return metadata.load_request(model, _object(body).get("parameters") or {})
 
 
 def _holds_views(body: Buffer, fields: dict[bytes, bytes]) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from modelport import __version__
-from modelport.gateway.errors import Internal, InvalidArgument, NotFound, Unsupported
+from modelport.gateway.errors import Internal, InvalidArgument, NotFound
 from modelport.gateway.models.control import Control
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.models.model_view import ModelView
@@ -23,6 +24,15 @@ SERVER_NAME = "modelport"
 _FILE = "file:"
 #: Longest component of a path, in bytes (NAME_MAX).
 MAX_FILE_NAME = 255
+
+
+class LoadRequest(NamedTuple):
+    """The parameters of a load request: a configuration in JSON, and files by their path."""
+
+    config: str | None
+    files: dict[str, bytes]
+
+
 #: Supported extensions; shared memory is listed only if it is enabled.
 EXTENSIONS = (
     "classification",
@@ -137,31 +147,44 @@ def model_certificate(served: ServedVersion, keys: Collection[PublicKey]) -> dic
     return {"certificate": found.document, "key": signer, "verified": bool(keys)}
 
 
-def load_override(name: str, parameters: Any) -> str | None:
-    """Read the ``config`` parameter of a request to load the model ``name``.
+def load_request(name: str, parameters: Any) -> LoadRequest:
+    """Read the parameters of a request to load the model ``name``.
 
     Raises:
-        Unsupported: The request contains model files.
-        InvalidArgument: The name is not valid, or a parameter is unknown.
+        InvalidArgument: The name is not valid, a parameter is unknown, or a file is no base64.
         Internal: The name of a file is too long; Triton fails in the same way.
     """
     if not name.strip():
         raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
     if "/" in name or name.strip() == "..":
         raise InvalidArgument("model name must not contain path traversal characters")
-    override = None
+    override, files = None, {}
     for key, value in _object(parameters).items():
         if key.startswith(_FILE):
-            if max(map(len, key.removeprefix(_FILE).encode().split(b"/"))) > MAX_FILE_NAME:
+            path = key.removeprefix(_FILE)
+            if max(map(len, path.encode().split(b"/"))) > MAX_FILE_NAME:
                 raise Internal(f"failed to load '{name}', failed to poll from model repository")
-            raise Unsupported(
-                f"failed to load '{name}': model files are loaded from the repository, never from "
-                "a request"
+            files[path] = _content(name, key, value)
+        elif key == "config" and type(value) is str:
+            override = value
+        else:
+            raise InvalidArgument(
+                f"unknown load parameter '{key[:MAX_FILE_NAME]}'; 'config' takes a JSON string, "
+                "'file:1/model.onnx' the bytes of a file"
             )
-        if key != "config" or type(value) is not str:
-            raise InvalidArgument(f"unknown load parameter '{key}'; 'config' takes a JSON string")
-        override = value
-    return override
+    return LoadRequest(override, files)
+
+
+def _content(name: str, parameter: str, value: Any) -> bytes:
+    """The content of a file: bytes over gRPC, base64 over HTTP."""
+    if type(value) is bytes:
+        return value
+    try:
+        return base64.b64decode(value if type(value) is str else "-", validate=True)
+    except ValueError as error:
+        raise InvalidArgument(
+            f"failed to load '{name}': '{parameter}' must be base64, and bytes_param over gRPC"
+        ) from error
 
 
 async def unload(control: Control, name: str, parameters: Any) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from modelport.gateway.models.control import LocalControl, Operation, Operations
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import VersionSettings, VersionState
+from modelport.gateway.models.sent_files import SentFiles
 from modelport.gateway.models.snapshot import wanted as wanted_of
 from modelport.gateway.models.snapshot import wanted_json
 from modelport.gateway.server.workers.channel import MessageChannel
@@ -36,6 +38,7 @@ class CoordinatedControl:
         self._settings = settings
         self.pid = os.getppid()
         self.local = LocalControl(manager)
+        self._sent = SentFiles(manager.outside)
         self.operations = Operations()
         self.register = self.operations.register
         self._register_models()
@@ -78,11 +81,23 @@ class CoordinatedControl:
 
     # -- changes ---------------------------------------------------------------------------------
 
-    async def load(self, name: str, override: str | None = None, source: str = "") -> None:
-        await self._change("load", name=name, override=override, source=source)
+    async def load(
+        self,
+        name: str,
+        override: str | None = None,
+        source: str = "",
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        self._manager.require_explicit()
+
+        async def load(folder: str) -> None:
+            await self._change("load", name=name, override=override, source=folder or source)
+
+        await self._sent.completed(load, name, override, files)
 
     async def unload(self, name: str, dependents: bool = False) -> None:
-        await self._change("unload", name=name, dependents=dependents)
+        unload = partial(self._change, "unload", name=name, dependents=dependents)
+        await self._sent.completed(lambda _: unload())
 
     async def unload_version(self, name: str, number: int) -> None:
         await self._change("unload_version", name=name, number=number)
@@ -92,7 +107,7 @@ class CoordinatedControl:
 
     async def reload(self, wanted: Mapping[str, VersionSettings]) -> None:
         asked = {name: wanted_json(each) for name, each in wanted.items()}
-        await self._change("reload", wanted=asked)
+        await self._sent.completed(lambda _: self._change("reload", wanted=asked))
 
     async def _change(self, operation: str, **arguments: Any) -> None:
         self._manager.require_explicit()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import re
 from datetime import UTC, datetime, timedelta
@@ -255,6 +256,16 @@ async def test_an_ensemble_has_no_step_that_its_maker_may_not_use(
         assert answer.status_code == 403
         assert "on all models" in answer.text
         assert await infer(http, gateway, "root", "yours") == 2.0
+        model = base64.b64encode((tmp_path / "models/mine/1/model.onnx").read_bytes()).decode()
+        sent = {"config": '{"backend": "onnxruntime"}', "file:1/model.onnx": model}
+        for caller, status in (("ci", 403), ("root", 200)):
+            answer = await http.post(
+                "/v2/repository/models/mine/load",
+                json={"parameters": sent},
+                headers=gateway.headers(caller),
+            )
+            assert answer.status_code == status, answer.text
+            assert status == 200 or "on all models" in answer.text
 
 
 @pytest.mark.parametrize("lacking", ["infer", "control", "some versions", "the new name", ""])

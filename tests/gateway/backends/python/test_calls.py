@@ -226,6 +226,30 @@ except pb.TritonModelException as error: return [Response(error=Error(f"{told} {
     )
 
 
+def test_a_model_loads_another_from_files(gateway: Gateway) -> None:
+    code = """
+import pathlib
+model = pathlib.Path(pb.get_model_dir(), "model.py").read_bytes()
+files = {"file:3/model.py": model, "file:3/empty": b"", "file:3/large": bytes(100_000)}
+config = json.dumps({"backend": "python", "input": CODE, "output": [
+    {"name": "y", "data_type": "TYPE_FP32", "dims": [1]}]})
+told = []
+for given, sent in (("", files), (config, {"3/model.py": model}), (config, {"file:../m": b"a"})):
+    try: pb.load_model("sent", given, sent)
+    except pb.TritonModelException as error: told.append(str(error))
+pb.load_model("sent", config, files)
+told.append(pb.is_model_ready("sent", "3"))
+pb.unload_model("sent")
+return [Response(error=Error(str([*told, pb.is_model_ready("sent")])))]
+"""
+    code = code.replace("CODE", '[{"name": "code", "data_type": "TYPE_STRING", "dims": [1]}]')
+    told = ask(gateway, "import json" + code)[1]
+    assert "need the parameter 'config'" in told
+    assert "'3/model.py' does not begin with 'file:'" in told
+    assert "file '../m' must be a path" in told
+    assert told.endswith(", True, False]")
+
+
 def test_metrics_are_shown_at_once_and_go_with_their_model(gateway: Gateway) -> None:
     def shown() -> list[str]:
         with urllib.request.urlopen(gateway.metrics) as answer:

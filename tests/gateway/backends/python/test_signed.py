@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from pathlib import Path
 
+import httpx
 import pytest
 from click.testing import CliRunner, Result
 
 from modelport.cli import modelport
+from modelport.gateway.repository import config as configuration
 from tests.gateway.backends.python import python_models
 from tests.gateway.backends.python.asking import ask
 from tests.server import serving
@@ -47,6 +51,37 @@ def test_a_signed_version_needs_no_flag_and_is_loaded_from_a_copy(published: Pat
         assert ask(gateway, CODE)[1]["outputs"][0]["data"] == [3.0]
         _, text = ask(gateway, "import beside")
         assert "No module named 'beside'" in text
+
+
+def test_signed_files_of_a_request_are_served_and_others_refused(
+    published: Path, tmp_path: Path
+) -> None:
+    version, key = published / "act" / "1", published.parent / "mine.pub"
+    files = {f"file:1/{each.name}": each.read_bytes() for each in version.iterdir()}
+    text = (version.parent / "config.pbtxt").read_text()
+    config = json.dumps(configuration.to_json(configuration.parse(text)))
+    flags = ("--model-control-mode", "explicit", "--require-signature", str(key))
+    (tmp_path / "empty").mkdir()
+    with serving(tmp_path / "empty", *flags) as gateway:
+
+        def load(**changed: bytes) -> str:
+            parameters = {
+                "config": config,
+                **{
+                    name: base64.b64encode(content).decode()
+                    for name, content in {**files, **changed}.items()
+                    if content
+                },
+            }
+            url = f"http://{gateway.http}/v2/repository/models/act/load"
+            return httpx.post(url, json={"parameters": parameters}, timeout=60).text
+
+        assert "certificate.json" in load(**{"file:1/certificate.json.sig": b""})
+        assert "helper.py" in load(**{"file:1/helper.py": b"VALUE = 9"})
+        assert load() == ""
+        assert ask(gateway, CODE)[1]["outputs"][0]["data"] == [3.0]
+        assert ask(gateway, "os._exit(1)")[0] == 503  # the next process reads the files again
+        assert ask(gateway, CODE)[1]["outputs"][0]["data"] == [3.0]
 
 
 @pytest.mark.parametrize("name", ["helper.py", "model.py", "new.py"])
