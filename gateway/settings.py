@@ -194,6 +194,7 @@ class PythonModels(NamedTuple):
         environments: the folder of environments of lock files; None: the user's cache folder.
         load_seconds: the longest load.
         most_bytes: the largest response.
+        completes: ``auto_complete_config`` is called.
     """
 
     max_seconds: float | None = 300.0
@@ -202,6 +203,7 @@ class PythonModels(NamedTuple):
     environments: Path | None = None
     load_seconds: float = 1200.0
     most_bytes: int = 2**40
+    completes: bool = True
 
 
 class Settings(NamedTuple):
@@ -231,6 +233,8 @@ class Settings(NamedTuple):
     #: Whether unsigned versions may be Python code.
     allow_python: bool = False
     python_models: PythonModels = PythonModels()
+    #: Whether each model needs a configuration with all its inputs and outputs.
+    disable_auto_complete_config: bool = False
     #: Models on upstream servers, by name.
     routes: Mapping[str, ModelRoute] = MappingProxyType({})
     strict_readiness: bool = True

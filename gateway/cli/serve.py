@@ -85,6 +85,17 @@ class ServeOptions(TypedDict, total=False):
         "config.pbtxt. Folders of models only.",
         option(metavar="NAME", default=""),
     ]
+    disable_auto_complete_config: Annotated[
+        bool,
+        "Take nothing of a configuration from the model's file, or from auto_complete_config of a "
+        "Python model: each model needs a config.pbtxt with its inputs and outputs.",
+        option(is_flag=True),
+    ]
+    strict_model_config: Annotated[
+        bool,
+        "Deprecated, as in Triton: true is --disable-auto-complete-config.",
+        option(default=False),
+    ]
     model_config_file: Annotated[
         AnyPath,
         "File of models and their base paths, as in TensorFlow Serving.",

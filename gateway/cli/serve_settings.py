@@ -416,6 +416,7 @@ def settings_from(
     options["model_repositories"] += repositories
     _check_python(options, signed=bool(require_signature))
     _check_listeners(options)
+    options["disable_auto_complete_config"] |= options.pop("strict_model_config")
     tls = _tls_files(tls_cert, tls_key, tls_client_ca, tls_client_auth)
     _check_exposure(options, tls)
     _check_metrics(options)

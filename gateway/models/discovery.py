@@ -11,6 +11,7 @@ import structlog
 
 from modelport.gateway.backend_registry import Versions
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unavailable
+from modelport.gateway.models.sent_files import is_sent
 from modelport.gateway.repository import scan, standalone_model, untrusted_files
 from modelport.gateway.repository.model_server_config import ModelServerConfigFile
 from modelport.gateway.repository.routes_file import ModelRoute
@@ -124,6 +125,7 @@ class Discovery:
             else None
         )
         self._routes = settings.routes
+        self._needs_config = settings.disable_auto_complete_config
         self._find_versions = find_versions
         #: Folders of models outside of the repositories, by the names that requests gave them.
         self.folders: dict[str, Path] = {}
@@ -159,10 +161,22 @@ class Discovery:
         self.hidden = {name for name, _ in folders if name in found and found[name].is_model}
         for name, folder in folders:
             self._add_folder(found, name, folder)
+        if self._needs_config:
+            found |= {
+                name: _unconfigured(entry)
+                for name, entry in found.items()
+                if self._lacks_config(entry)
+            }
         for name, route in self._routes.items():
             if name not in found or not found[name].is_model:
                 found[name] = _entry(name, route)
         return found
+
+    def _lacks_config(self, entry: ModelEntry) -> bool:
+        if not entry.is_model or entry.problem or entry.name in self._routes:
+            return False
+        described = any(version.pipeline for version in entry.versions.values())
+        return entry.config_text is None and not described and not is_sent(entry.path)
 
     def _add_folder(self, found: dict[str, ModelEntry], name: str, folder: Path) -> None:
         """Add the model of ``folder`` as ``name``, and the models beside it, its steps."""
@@ -210,6 +224,11 @@ class Discovery:
             raise Unavailable(f"the server of model '{entry.name}' has no READY version of it")
         versions = {number: VersionEntry(number, Path(), ()) for number in numbers}
         return entry._replace(versions=versions), found.loading
+
+
+def _unconfigured(entry: ModelEntry) -> ModelEntry:
+    problem = "it has no config.pbtxt, and --disable-auto-complete-config is set"
+    return ModelEntry(entry.name, entry.path, problem=problem, is_model=False)
 
 
 def _entry(name: str, route: ModelRoute) -> ModelEntry:

@@ -87,6 +87,8 @@ class VersionLoader:
                 )
             if not keys:
                 log.warning("no manifest.json: served unverified", model=name, version=number)
+        if here and self._settings.disable_auto_complete_config:
+            config_schema.check_complete(config)
         try:
             image_decoding.check_installed(config)
         except Unsupported as error:  # its tensors are served all the same
@@ -130,6 +132,7 @@ class VersionLoader:
         return settings.python_models._replace(
             load_seconds=settings.model_load_timeout_seconds,
             most_bytes=request_memory_bytes(settings),
+            completes=not settings.disable_auto_complete_config,
         )
 
     def _warm_up(self, version: ServedVersion, entry: ModelEntry) -> None:

@@ -523,7 +523,8 @@ class ModelManager:
     async def _load_found(self, name: str, override: str | None, gone: Collection[str]) -> None:
         model = self._models.get(name)
         if model is None or name in gone:
-            raise NotFound(f"failed to load '{name}', failed to poll from model repository")
+            reason = f": {self._beside[name]}" if name in self._beside else ""
+            raise NotFound(f"failed to load '{name}', failed to poll from model repository{reason}")
         self._missing.discard(name)
         before, serving = (model.override, model.overridden), dict(model.serving)
         model.ask(VersionSettings(), override)

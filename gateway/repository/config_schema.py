@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from google.protobuf.descriptor import FieldDescriptor
 
+from modelport.gateway.backend_registry import PIPELINE, PYTHON
 from modelport.gateway.errors import InvalidArgument, closest
 
 #: Path → effect.
@@ -372,6 +373,23 @@ def check(config: Any) -> None:
     for key, remedy in _table(config).refused.items():
         if key in config.parameters and config.parameters[key].string_value:
             raise InvalidArgument(f"parameter '{key}' is not supported: {remedy}")
+
+
+def check_complete(config: Any) -> None:
+    """Check that nothing of the configuration of a model has to be taken from its artifact.
+
+    Raises:
+        InvalidArgument: an input or output may be missing.
+    """
+    if config.backend == PIPELINE.backend:
+        return  # pipeline.toml is its configuration
+    takes_none = config.backend == PYTHON.backend  # a Python model may have no inputs
+    if not config.output or not (config.input or takes_none):
+        missing = "input" if config.output else "output"
+        raise InvalidArgument(
+            f"model '{config.name}' must specify '{missing}' in its configuration, because "
+            "--disable-auto-complete-config is set"
+        )
 
 
 def refusal(path: str, model: str) -> InvalidArgument:

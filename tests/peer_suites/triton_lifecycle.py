@@ -94,6 +94,14 @@ def two_of_them_broken(bench: Bench, root: Path) -> None:
         file.unlink()
 
 
+def unconfigured(bench: Bench, root: Path) -> None:
+    """``openvino`` has no configuration."""
+    second = _second(beside(bench, root, _LINK))
+    _copy(bench, root, "openvino", "libtorch")
+    _copy(bench, second, "onnx", "plan")
+    (root / _model("openvino") / "config.pbtxt").unlink()
+
+
 def wrong_outputs(bench: Bench, root: Path) -> None:
     second = _second(beside(bench, root, _LINK))
     sequences = triton_models.generated(bench, "gen_qa_sequence_models", "--onnx")

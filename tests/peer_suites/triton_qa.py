@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -68,6 +69,7 @@ def _run(bench: Bench, stage: Stage, root: Path, file: Path, test: str) -> Itera
     started = False
     try:
         with (
+            contextlib.chdir(file.parent),  # where ``test.sh`` starts the server
             mock.patch.dict(os.environ, settings),
             bench.gateway(
                 root, *(flag.format(**places) for flag in stage.flags), log_file=log

@@ -259,6 +259,10 @@ STAGES = (
                 lifecycle.two_of_them_broken,
                 (*_TWO, *_LENIENT),
             ),
+            (
+                "test_parse_error_no_model_config",
+                *(lifecycle.unconfigured, (*_TWO, "--strict-model-config", "true")),
+            ),
             ("test_init_error_modelfail", lifecycle.wrong_outputs, (*_TWO, *_STRICT)),
             ("test_parse_error_model_no_version", lifecycle.without_versions, _STRICT),
             ("test_parse_ignore_zero_prefixed_version", lifecycle.version_named("003"), ()),

@@ -122,6 +122,7 @@ class PythonBackend:
         self._folder = prepared.folder.name if prepared.folder.name == str(self._version) else ""
         self._code = self._code_files()
         self._metrics = ModelMetrics()
+        self._completes = allowed.completes
         start = {
             "model": self._name, "folder": str(prepared.folder), "file": self._file,
             "version": self._folder,
@@ -153,7 +154,7 @@ class PythonBackend:
         self._instances = self._made(instance_names(groups))
         first = self._instances[0]
         document = configuration.to_json(self.config)
-        completed = await first.launch(json.dumps(document))
+        completed = await first.launch(json.dumps(document) if self._completes else "")
         self.config = completed_config(self.config, completed, self._name)
         self.decoder = ResponseDecoder(self._name, self._version, self.config)
         folder = self._prepared.folder
