@@ -302,6 +302,9 @@ class Settings(NamedTuple):
     max_request_timeout_seconds: float | None = None
     #: Size of the response cache; 0 disables it.
     cache_bytes: int = 0
+    #: Counts of resources by name and device (None: every one), or of each what an instance needs
+    #: most, for executions of all models; None: there is no rate limiter.
+    rate_limits: Mapping[tuple[str, int | None], int] | None = None
     #: Whether clients on this machine may pass tensors in system shared memory.
     allow_client_shm: bool = False
     log_format: LogFormat = LogFormat.DEFAULT

@@ -16,6 +16,7 @@ from modelport.gateway.cli.errors import OneLineCommand
 from modelport.gateway.cli.paths import WrittenPath
 from modelport.gateway.cli.record_settings import record_shares
 from modelport.gateway.cli.serve_settings import (
+    RATE_LIMITS,
     FiniteSeconds,
     ServedPath,
     cache_sizes,
@@ -23,6 +24,7 @@ from modelport.gateway.cli.serve_settings import (
     header_pattern,
     metrics_choice,
     on_vertex_ai,
+    rate_limit_resources,
     read_monitoring_config,
     restrictions,
     settings_from,
@@ -441,6 +443,20 @@ class ServeOptions(TypedDict, total=False):
         "Deprecated, as in Triton: --cache-config local,size=BYTES.",
         click.IntRange(min=0),
         option("cache_bytes", default=None),
+    ]
+    rate_limit: Annotated[
+        str,
+        "execution_count: instances wait for the resources of their rate_limiter, and those of "
+        "lower priority numbers run more often.",
+        option("rate_limit", type=click.Choice(RATE_LIMITS), default=RATE_LIMITS[0]),
+    ]
+    rate_limit_resource: Annotated[
+        str | Sequence[str],
+        "Count of a resource for --rate-limit; others then have none. Repeatable.  [default: of "
+        "each, the most that an instance needs]",
+        option(
+            "rate_limit_resources", callback=rate_limit_resources, metavar="NAME:COUNT[:DEVICE]"
+        ),
     ]
     allow_client_shm: Annotated[
         bool,

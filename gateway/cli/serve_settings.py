@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from modelport.gateway.repository.signing_keys import PublicKey
 
 
+#: Values of ``--rate-limit``.
+RATE_LIMITS = ("off", "execution_count")
+
+
 class FiniteSeconds(click.FloatRange):
     """A finite number of seconds; click's bounds accept ``nan`` and ``inf``."""
 
@@ -63,6 +67,38 @@ def cache_sizes(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[int, ...
             raise click.BadParameter(f"'{setting}' is not size=BYTES with a number above 0")
         sizes.append(int(digits))
     return tuple(sizes)
+
+
+def rate_limit_resources(
+    ctx: Any, param: Any, values: tuple[str, ...]
+) -> dict[tuple[str, int | None], int]:
+    """Parse Triton's ``NAME:COUNT[:DEVICE]``; as in Triton, the largest of several counts holds."""
+    found: dict[tuple[str, int | None], int] = {}
+    for value in values:
+        match = re.fullmatch(r"([^:]+):(\d{1,9})(?::(\d{1,9}))?", value, re.ASCII)
+        if match is None:
+            raise click.BadParameter(
+                f"'{value}' is not NAME:COUNT or NAME:COUNT:DEVICE, such as memory:4"
+            )
+        resource = match[1], int(match[3]) if match[3] else None
+        found[resource] = max(int(match[2]), found.get(resource, 0))
+    return found
+
+
+def _rate_limits(
+    mode: str, resources: Mapping[tuple[str, int | None], int], workers: int
+) -> Mapping[tuple[str, int | None], int] | None:
+    if mode == RATE_LIMITS[0]:
+        if resources:
+            raise click.UsageError(
+                "--rate-limit-resource needs --rate-limit=execution_count as well"
+            )
+        return None
+    if workers > 1:
+        raise click.UsageError(
+            "--rate-limit limits the executions of one process; use it with --workers 1"
+        )
+    return resources
 
 
 def restrictions(ctx: Any, param: Any, values: tuple[str, ...]) -> dict[str, Restriction]:
@@ -451,8 +487,12 @@ def settings_from(
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     record = record_settings(options)
     cache_bytes = cache_size(options.pop("cache_configs"), options.pop("cache_bytes"))
+    rate_limits = _rate_limits(
+        options.pop("rate_limit"), options.pop("rate_limit_resources"), options["workers"]
+    )
     return Settings(
         cache_bytes=cache_bytes,
+        rate_limits=rate_limits,
         record=record,
         model_control_mode=ModelControlMode(model_control_mode),
         aspired_version_policy=AspiredVersionPolicy(aspired_version_policy),

@@ -17,9 +17,11 @@ from modelport.gateway.inference import admission, batching, cache
 from modelport.gateway.inference.admission import OverloadedModels
 from modelport.gateway.inference.batching.sequences import SequenceScheduler
 from modelport.gateway.inference.cache import ResponseCache
+from modelport.gateway.inference.rate_limiter import LimitedModel, RateLimiter
 from modelport.gateway.inference.signatures import NamedSignatures
 from modelport.gateway.inference.text.text_infer import TEXT_SIGNATURE, TextInfer, TextInterface
 from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.untrusted_files import Companion
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import (
@@ -39,6 +41,12 @@ class SharedState:
     #: None without ``--cache-config``.
     response_cache: ResponseCache | None = None
     overloaded: OverloadedModels = field(default_factory=set)
+    #: None without ``--rate-limit``.
+    rate_limiter: RateLimiter | None = None
+
+    def limit(self, config: ModelConfig) -> LimitedModel | None:
+        """The limit of the executions of ``config``'s instances, if it has one; as the limiter."""
+        return self.rate_limiter.limit(config) if self.rate_limiter is not None else None
 
 
 def _never() -> bool:
@@ -73,6 +81,7 @@ def build(
     shared: SharedState,
     companion: Companion,
     text: TextInterface | None = None,
+    limit: LimitedModel | None = None,
     before: SequenceScheduler | None = None,
     removed: Sequence[BoundInstance] = (),
 ) -> Pipeline:
@@ -90,15 +99,18 @@ def build(
     batching.dynamic_batching.read(config)
     cache.check(name, config)
     signature = configuration.signature(config)
-    stream = batching.wrap_stream(backend, config, signature, statistics) or _single(backend)
-    sequences = batching.schedule_sequences(backend, stream, statistics, companion, before, removed)
+    stream = batching.wrap_stream(backend, config, signature, statistics, limit)
+    stream = stream or _single(batching.alone(backend, limit))
+    sequences = batching.schedule_sequences(
+        backend, stream, statistics, companion, limit, before, removed
+    )
     if sequences is not None:
         stream = sequences.stream
     if config.model_transaction_policy.decoupled:
         return Pipeline(_refuse, stream, sequences=sequences)
-    batched = sequences or batching.wrap(backend, config, signature, statistics)
+    batched = sequences or batching.wrap(backend, config, signature, statistics, limit)
     if text is not None:
-        joined = batching.wrap(backend, config, text.tensors, statistics)
+        joined = batching.wrap(backend, config, text.tensors, statistics, limit)
         infer = TextInfer(text, joined, name, number)
         signatures.add(TEXT_SIGNATURE, text.signature, infer)
     dispatched = signatures.before(batched)

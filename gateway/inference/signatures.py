@@ -13,6 +13,7 @@ from modelport.gateway.backends.base import Backend
 from modelport.gateway.backends.capabilities import SignatureBackend
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.inference import batching
+from modelport.gateway.inference.rate_limiter import LimitedModel
 from modelport.gateway.inference.validation import Validator
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import (
@@ -28,7 +29,13 @@ from modelport.gateway.types import (
 class NamedSignatures:
     """The named signatures of a backend; empty if it has none."""
 
-    def __init__(self, model_name: str, backend: Backend, statistics: Statistics) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        backend: Backend,
+        statistics: Statistics,
+        limit: LimitedModel | None = None,
+    ) -> None:
         known: Mapping[str, ModelSignature] = {}
         self.definitions = b""
         if isinstance(backend, SignatureBackend):
@@ -36,7 +43,7 @@ class NamedSignatures:
         self._model = model_name
         self._validators = {name: Validator(model_name, s) for name, s in known.items()}
         self._infers = {
-            name: _chain(backend, signature, statistics) for name, signature in known.items()
+            name: _chain(backend, signature, statistics, limit) for name, signature in known.items()
         }
         self.known = known
 
@@ -71,17 +78,20 @@ class NamedSignatures:
         return dispatch
 
 
-def _chain(backend: Backend, signature: ModelSignature, statistics: Statistics) -> Infer:
+def _chain(
+    backend: Backend, signature: ModelSignature, statistics: Statistics, limit: LimitedModel | None
+) -> Infer:
     """A batcher for requests with the declared shapes; other requests run alone."""
+    alone = batching.alone(backend, limit)
     if not signature.max_batch_size:
-        return backend
-    batched = batching.wrap(backend, backend.config, signature, statistics)
+        return alone
+    batched = batching.wrap(backend, backend.config, signature, statistics, limit)
     if batched is backend:
         return backend
     usual = UsualShapes(signature)
 
     def infer(request: InferRequest, deadline: Deadline) -> Answer:
-        return (batched if usual.fit(request) else backend)(request, deadline)
+        return (batched if usual.fit(request) else alone)(request, deadline)
 
     return infer
 

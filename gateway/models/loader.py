@@ -18,6 +18,7 @@ from modelport.gateway.errors import InvalidArgument, Unsupported
 from modelport.gateway.inference import image_decoding
 from modelport.gateway.inference.cache import ResponseCache
 from modelport.gateway.inference.pipeline import SharedState
+from modelport.gateway.inference.rate_limiter import RateLimiter, is_limited
 from modelport.gateway.inference.text import text_infer
 from modelport.gateway.inference.text.text_infer import TextInterface
 from modelport.gateway.models import model_warmup
@@ -51,7 +52,11 @@ class VersionLoader:
         self._threads = threads
         #: Each worker has its share of the cache.
         cache_bytes = settings.cache_bytes // settings.workers
-        self.shared = SharedState(ResponseCache(cache_bytes) if cache_bytes else None)
+        limits = settings.rate_limits
+        self.shared = SharedState(
+            ResponseCache(cache_bytes) if cache_bytes else None,
+            rate_limiter=RateLimiter(limits) if limits is not None else None,
+        )
         #: Set before the first load.
         self.host: Host | None = None
 
@@ -117,6 +122,11 @@ class VersionLoader:
                 )
                 served = ServedVersion(entry, number, backend, statistics, self.shared, text)
                 _warn(served, elsewhere=route is not None)
+                if self.shared.rate_limiter is None and is_limited(backend.config):
+                    log.warning(
+                        "rate_limiter has no effect without --rate-limit=execution_count",
+                        model=name, version=number,
+                    )  # fmt: skip
                 if here:
                     self._warm_up(served, entry)
                 return served

@@ -91,7 +91,8 @@ class ServedVersion:
             self.texts = TextInfer(text, backend, self.name, number)
             self.validator.max_bytes = None  # texts may be longer than the largest tensors
         #: Named signatures of the artifact itself, besides the one that the configuration declares.
-        self.signatures = NamedSignatures(entry.name, backend, statistics)
+        self._shared, limit = shared, shared.limit(backend.config)
+        self.signatures = NamedSignatures(entry.name, backend, statistics, limit)
         #: Class labels of the configuration by output; ``labels_of`` has the backend's too.
         self.labels = _labels(entry, backend.config)
         self.statistics = statistics
@@ -103,7 +104,7 @@ class ServedVersion:
         )
         #: The turns of callers; requests of the gateway itself take none.
         self.turns = FairQueue()
-        self._compose(self._build())
+        self._compose(self._build(limit=limit))
         #: The backend's, if it has one.
         self.in_background: Callable[[BackgroundWork], None] | None = None
         if isinstance(backend, BackgroundBackend):
@@ -139,9 +140,10 @@ class ServedVersion:
         wanted = copy.deepcopy(self.config)
         del wanted.instance_group[:]
         wanted.instance_group.extend(config.instance_group)
+        limit = self._shared.limit(wanted)
         removed = await self.backend.scale(wanted)
         self.config = wanted
-        self._compose(self._build(before=self._sequences, removed=removed))
+        self._compose(self._build(limit=limit, before=self._sequences, removed=removed))
         if removed and self._sequences is None:
             ends = [bound.retire() for bound in removed if bound.retire]
             await asyncio.wait(ends, timeout=RETIRE_SECONDS)

@@ -135,6 +135,15 @@ READ: Mapping[str, str] = {
     "instance_group.kind": "`KIND_CPU`, `KIND_GPU` or `KIND_AUTO`",
     "instance_group.count": "number of instances",
     "instance_group.gpus": "index of the GPU",
+    **{
+        f"instance_group.rate_limiter.{field}": f"{effect}, with `--rate-limit execution_count`"
+        for field, effect in (
+            ("resources.name", "resource that an execution takes"),
+            ("resources.count", "number of it"),
+            ("resources.global", "all devices have it together"),
+            ("priority", "an instance of priority 2 runs half as often as one of 1, if both wait"),
+        )
+    },
     "parameters{}.string_value": "see [parameters](#parameters)",
     "model_warmup.name": "names the sample in errors",
     "model_warmup.batch_size": "number of equal elements in the sample's batch; 0: it does not run",
@@ -168,7 +177,6 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "optimization.output_pinned_memory": _CUDA,
     "optimization.gather_kernel_buffer_threshold": _CUDA,
     "optimization.eager_batching": "a batch is gathered while the one before it runs",
-    "instance_group.rate_limiter": "there is no rate limiter, as in Triton without --rate-limit",
     "instance_group.profile": _TENSORRT,
     "instance_group.host_policy": "there is no --host-policy",
     "cc_model_filenames": "`default_model_filename` is loaded on every device",

@@ -163,6 +163,28 @@ def decoupled_steps(made: str, first: int, last: int) -> Build:
     return build
 
 
+#: Lines of ``test.sh``: two models; a second instance in place of the second one.
+_TWO_MODELS, _TWO_INSTANCES = (60, 89), (287, 292)
+
+
+def rate_limited(instances: bool = False, conflict: bool = False) -> Build:
+    """The models of ``L0_rate_limiter/test.sh`` whose backend is no native code, on a CPU."""
+
+    def build(bench: Bench, root: Path) -> None:
+        lines = (_TWO_MODELS, _TWO_INSTANCES) if instances else (_TWO_MODELS,)
+        test_sh = "L0_rate_limiter/test.sh"
+        triton_models.scripted(bench, root, test_sh, *lines, made="custom_models")
+        shutil.rmtree(root / "custom_sequence_int32")
+        if conflict:
+            name = f"{_CUSTOM}_v2"
+            edit = ("global: True", "global: False")
+            triton_models.renamed(root, name, f"{_CUSTOM}_v3", edit)
+        for model in root.iterdir():
+            triton_models.edit(root, model.name, ("KIND_GPU", "KIND_CPU"))
+
+    return build
+
+
 def one_model(bench: Bench, root: Path) -> None:
     repositories = bench.source(SERVER) / "qa/L0_metrics/model_namespacing_repos"
     triton_models.copy(repositories / "addsub_repo", root, "*")

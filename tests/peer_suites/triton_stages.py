@@ -58,6 +58,23 @@ def _plain_log(gateway: Gateway) -> None:
         pass
 
 
+def _resources(*explicit: str) -> tuple[str, ...]:
+    flags = (part for resource in explicit for part in ("--rate-limit-resource", resource))
+    return ("--rate-limit", "execution_count", *flags)
+
+
+def _too_few(count: int) -> str:
+    """Without the name, whose quotes the log escapes."""
+    return (
+        f" is limited to {count} which will prevent scheduling of one or more model instances, the "
+        "minimum required count is 4"
+    )
+
+
+_BOTH = " is present as both global and device-specific resource in the model configuration."
+_SINGLE = "test_single_model and not batching"
+_EXITS = ("--exit-on-error", "true")
+_NO_GPU = "needs a GPU: its models' instances are KIND_GPU; it passes with KIND_CPU"
 _PLANS = "needs TensorRT; it passes with models of ONNX under the names of TensorRT's"
 _NO_BFLOATS = f"{_PLANS}, and without those that do not batch or are of BF16, which need a GPU"
 #: No model of TensorRT takes strings.
@@ -365,6 +382,57 @@ STAGES = (
             ("BackpressureTest", "ensemble_backpressure_test_models", 425, 520),
             ("StepMaxQueueSizeTest", "max_queue_size_test_models", 153, 209),
             ("ParallelFailed", "parallel_failed_enqueue_test_models", 245, 375),
+        )
+    ),
+    *(
+        Stage(
+            *("L0_rate_limiter/test.sh", schedules.rate_limited(**made), (*_EXITS, *limits)),
+            label=label,
+            changed=_NO_GPU,
+            says=((text, -1),),
+            starts=False,
+        )
+        for label, text, made, limits in (
+            ("resource1:1", _too_few(1), {}, _resources("resource1:1")),
+            ("resource1:3", _too_few(3), {}, _resources("resource1:3", "resource2:2")),
+            ("resource1:10:10", _too_few(0), {}, _resources("resource1:10:10", "resource2:2")),
+            ("conflict", _BOTH, {"conflict": True}, _resources()),
+            (
+                "resource1:3, instances",
+                _too_few(3),
+                {"instances": True},
+                _resources("resource1:3", "resource2:2"),
+            ),
+        )
+    ),
+    *(
+        Stage(
+            *("L0_rate_limiter/rate_limiter_test.py", schedules.rate_limited(**made)),
+            *(_resources(*limits), test),
+            label=label,
+            changed=_NO_GPU,
+        )
+        for test, label, made, limits in (
+            ("limited_resource", "explicit", {}, ("resource1:4", "resource2:2")),
+            ("limited_resource", "implicit", {}, ()),
+            ("plenty_resource", "", {}, ("resource1:6", "resource2:2")),
+            (_SINGLE, "limited", {"instances": True}, ()),
+            (_SINGLE, "plenty", {"instances": True}, ("resource1:6", "resource2:2")),
+        )
+    ),
+    *(
+        Stage(
+            *("L0_model_update/instance_update_test.py", lifecycle.with_instances),
+            (*EXPLICIT, "--log-verbose", "2", *limits),
+            select="instance_resource",
+            label=mode,
+            environment={"MODEL_LOG_DIR": "{folder}", "RATE_LIMIT_MODE": mode},
+            settings={"MODEL_LOG_DIR": "{folder}", "PYTHONDONTWRITEBYTECODE": "True"},
+            log=f"instance_update_test.rate_limit_{mode}.server.log",
+        )
+        for mode, limits in (
+            ("execution_count", _resources()),
+            ("execution_count_with_explicit_resource", _resources("R1:10")),
         )
     ),
     Stage(

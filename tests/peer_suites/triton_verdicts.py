@@ -28,6 +28,7 @@ _SCHEDULERS = "L0_request_cancellation/scheduler_test.py::TestScheduler"
 _QUEUE = "L0_model_queue/model_queue_test.py::ModelQueueTest"
 _METRICS = "L0_metrics/metrics_config_test.py::MetricsConfigTest"
 _SEQUENCE = "L0_sequence_batcher/sequence_batcher_test.py::SequenceBatcherTest"
+_LIMITER = "L0_rate_limiter/rate_limiter_test.py::RateLimiterTest"
 _ENSEMBLE = "L0_simple_ensemble/ensemble_test.py::EnsembleTest"
 
 
@@ -141,6 +142,8 @@ NOT_APPLICABLE = {
     ),
     f"{_LIFE}::test_shutdown_with_live_connection": _LOG,
     f"{_LIFE}::test_load_new_model_version": _LOG,
+    f"{_LIMITER}::test_single_model_dynamic_batching": _DELAYED,
+    f"{_LIMITER}::test_single_model_sequence_batching": _CODE,
     **_each(
         _CODE,
         *("L0_", "sequence_stress", "dyna_implicit_state"),
@@ -180,14 +183,6 @@ NOT_SUPPORTED = {
     "L0_backend_python/python_based_backends": "python-based backends (a backend's folder with "
     "model.py)",
     **_each(
-        "the rate limiter (--rate-limit)",
-        "L0_",
-        *(
-            "rate_limiter",
-            "model_update/instance_update_test.py::TestInstanceUpdate::test_instance_r",
-        ),
-    ),
-    **_each(
         "Triton's own spans and events (InferRequest, HTTP_RECV_START); the gateway's have the "
         "names of OpenTelemetry's conventions",
         "L0_trace/opentelemetry_unittest.py::OpenTelemetryTest::test_",
@@ -212,6 +207,8 @@ EXPECTED_FAILURES = {
     "L0_backend_python/model_control/model_control_test.py::ModelIDValidationTest"
     "::test_invalid_character_model_names": "a name may have any printable characters: no shell "
     "reads it",
+    "L0_model_update/instance_update_test.py::TestInstanceUpdate::test_instance_resource_decrease "
+    "[execution_count]$": _LOG,
     f"{_READINESS}::TestModelReadiness::test_model_not_ready": "a killed worker has been started "
     "again before the test asks",
     f"{_READINESS}::TestUserDefinedModelReadinessFunction::test_is_ready_takes_long_time": ""

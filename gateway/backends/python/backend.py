@@ -64,8 +64,8 @@ _COMPLETED = (
     "max_batch_size", "input", "output", "dynamic_batching", "model_transaction_policy",
 )  # fmt: skip
 _SLOW_LOAD = "the load exceeds the limit of --model-load-timeout-secs"
-#: Name, kind, device.
-InstanceName = tuple[str, str, str]
+#: Name, and what an instance needs to be kept: kind, device, resources of the rate limiter.
+InstanceName = tuple[str, tuple[str, str, bytes]]
 _KINDS = {pb.ModelInstanceGroup.KIND_GPU: "GPU", pb.ModelInstanceGroup.KIND_MODEL: "MODEL"}
 
 
@@ -163,23 +163,23 @@ class PythonBackend:
         self._watch()
 
     def _made(self, names: Sequence[InstanceName]) -> list[Instance]:
-        return [Instance(self, name, self._settings, kind, device) for name, kind, device in names]
+        return [Instance(self, name, self._settings, place) for name, place in names]
 
     @property
     def ahead(self) -> int:
         return AHEAD if len(self._instances) == 1 else AHEAD_OF_MANY
 
     async def scale(self, config: ModelConfig) -> Sequence[BoundInstance]:
-        """Start and remove instances; those of a kind and device that stay keep their names."""
+        """Start and remove instances; those of a place that stay keep their names, as in Triton."""
         names, kept = [], []
-        unused: dict[tuple[str, str], deque[Instance]] = {}
+        unused: dict[tuple[str, str, bytes], deque[Instance]] = {}
         for each in self._instances:
-            unused.setdefault((each.kind, each.device), deque()).append(each)
-        for name, kind, device in instance_names(config.instance_group):
-            if alike := unused.get((kind, device)):
+            unused.setdefault(each.place, deque()).append(each)
+        for name, place in instance_names(config.instance_group):
+            if alike := unused.get(place):
                 kept.append(alike.popleft())
             else:
-                names.append((name, kind, device))
+                names.append((name, place))
         folder, arguments = self._prepared.folder, self.arguments
         self.arguments = model_arguments(config, self._name, self._version, folder)
         new = self._made(names)
@@ -575,12 +575,13 @@ def _is_wanted(pending: PendingRequest) -> bool:
 
 
 def instance_names(groups: Sequence[Any]) -> list[InstanceName]:
-    """Name, kind and device of every instance, as Triton's."""
+    """Name and place of every instance, as Triton's."""
     found: list[InstanceName] = []
     for group in groups:
         kind = _KINDS.get(group.kind, "CPU")
         devices = [str(gpu) for gpu in group.gpus] if kind == "GPU" and group.gpus else ["0"]
         places = [device for device in devices for _ in range(group.count)]
         names = (f"{group.name}_{index}" for index in range(len(places)))
-        found += [(name, kind, device) for name, device in zip(names, places, strict=True)]
+        limits = group.rate_limiter.SerializeToString()
+        found += [(name, (kind, at, limits)) for name, at in zip(names, places, strict=True)]
     return found

@@ -87,10 +87,15 @@ class Instance:
     """One instance. Belongs to the event loop; a ``WorkerOwner``."""
 
     def __init__(
-        self, owner: InstanceOwner, name: str, settings: InstanceSettings, kind: str, device: str
+        self,
+        owner: InstanceOwner,
+        name: str,
+        settings: InstanceSettings,
+        place: tuple[str, str, bytes],
     ) -> None:
         self._owner, self.name, self._settings = owner, name, settings
-        self.kind, self.device = kind, device
+        self.place = place
+        self.kind, self.device, _ = place
         self._loop = settings.host.loop
         self._worker: PythonProcess | None = None
         self._calls: WorkerCalls | None = None

@@ -4,9 +4,10 @@ order."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from modelport.gateway.backends import parameters
-from modelport.gateway.backends.base import Backend
+from modelport.gateway.backends.base import Backend, Execution
 from modelport.gateway.backends.capabilities import (
     BoundInstance,
     StatefulBackend,
@@ -23,6 +24,7 @@ from modelport.gateway.inference.batching.sequence_tensors import SequenceTensor
 from modelport.gateway.inference.batching.sequences import SequenceScheduler, SlotOwner
 from modelport.gateway.inference.batching.slots import DirectSlots, OldestSlots, StreamedSlots
 from modelport.gateway.inference.batching.stream_batcher import StreamBatcher
+from modelport.gateway.inference.rate_limiter import LimitedModel
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import scheduler_tensors
 from modelport.gateway.repository.config import ModelConfig
@@ -35,10 +37,16 @@ BATCH_HERE = "batch_here"
 
 
 def wrap(
-    backend: Backend, config: ModelConfig, signature: ModelSignature, statistics: Statistics
+    backend: Backend,
+    config: ModelConfig,
+    signature: ModelSignature,
+    statistics: Statistics,
+    limit: LimitedModel | None = None,
 ) -> Infer:
     """Put a batcher in front of ``backend`` if ``config`` asks for one and it does not batch
     itself.
+
+    Its executions are limited by ``limit``.
 
     Raises:
         InvalidArgument: ``config`` is invalid.
@@ -46,11 +54,29 @@ def wrap(
     here, execution = parameters.boolean(config, BATCH_HERE, False), backend.execution
     wanted = dynamic_batching.read(config)
     if wanted is None or (execution.batches and not here):
-        return backend
+        return alone(backend, limit)
     if not execution.joins:
         wanted = wanted.one_by_one()
     joiner, together = _joiner(backend, config, signature)
-    return Batcher(backend, execution, wanted, joiner, statistics, together)
+    infer, together, execution = _limited(limit, backend, together, execution)
+    return Batcher(infer, execution, wanted, joiner, statistics, together)
+
+
+def alone(backend: Backend, limit: LimitedModel | None) -> Infer:
+    """Call ``backend`` for each request by itself, within ``limit``."""
+    return backend if limit is None else limit.infer(backend, backend.execution)
+
+
+def _limited(
+    limit: LimitedModel | None, infer: Infer, together: Together | None, execution: Execution
+) -> tuple[Infer, Together | None, Execution]:
+    """Limit the callables of a batcher. Its execution then waits for the limit."""
+    if limit is None:
+        return infer, together, execution
+    if together is not None:
+        together = limit.together(together, execution)
+    waits = execution._replace(inline=lambda _: False, ahead=0)
+    return limit.infer(infer, execution), together, waits
 
 
 def _joiner(
@@ -64,7 +90,11 @@ def _joiner(
 
 
 def wrap_stream(
-    backend: Backend, config: ModelConfig, signature: ModelSignature, statistics: Statistics
+    backend: Backend,
+    config: ModelConfig,
+    signature: ModelSignature,
+    statistics: Statistics,
+    limit: LimitedModel | None = None,
 ) -> InferStream | None:
     """Put a batcher in front of the streams of ``backend``; None: it has none, or wants none.
 
@@ -74,10 +104,12 @@ def wrap_stream(
     wanted = dynamic_batching.read(config)
     if not isinstance(backend, StreamingBackend):
         return None
-    if wanted is None or not isinstance(backend, StreamsTogetherBackend):
+    if not isinstance(backend, StreamsTogetherBackend) or (wanted is None and limit is None):
         return backend.stream
+    wanted = wanted or dynamic_batching.settings(config).one_by_one()
     joiner, _ = _joiner(backend, config, signature)
-    return StreamBatcher(backend, backend.execution, wanted, joiner, statistics).stream
+    limited = partial(_limited, limit)
+    return StreamBatcher(backend, backend.execution, wanted, joiner, statistics, limited).stream
 
 
 def schedule_sequences(
@@ -85,6 +117,7 @@ def schedule_sequences(
     stream: InferStream,
     statistics: Statistics,
     companion: Companion,
+    limit: LimitedModel | None = None,
     before: SequenceScheduler | None = None,
     removed: Sequence[BoundInstance] = (),
 ) -> SequenceScheduler | None:
@@ -112,22 +145,17 @@ def schedule_sequences(
     owners: list[SlotOwner]
     if config.model_transaction_policy.decoupled:
         owners = [StreamedSlots(scheduler, bound) for bound in bounds]
-    elif settings.oldest is None:
-        owners = [
-            DirectSlots(
-                scheduler, bound, settings, tensors,
-                BatchRunner(bound.infer, joiner, statistics, bound.together), joiner,
-            )
-            for bound in bounds
-        ]  # fmt: skip
     else:
-        alone = execution._replace(inline=lambda _: False) if together else execution
-        owners = [
-            OldestSlots(
-                scheduler, bound,
-                Batcher(bound.infer, alone, settings.oldest, joiner, statistics, bound.together),
-            )
-            for bound in bounds
-        ]  # fmt: skip
+        if together:
+            execution = execution._replace(inline=lambda _: False)
+        owners = []
+        for bound in bounds:
+            infer, beside, waits = _limited(limit, bound.infer, bound.together, execution)
+            if settings.oldest is None:
+                runner = BatchRunner(infer, joiner, statistics, beside)
+                owners.append(DirectSlots(scheduler, bound, settings, tensors, runner, joiner))
+            else:
+                batcher = Batcher(infer, waits, settings.oldest, joiner, statistics, beside)
+                owners.append(OldestSlots(scheduler, bound, batcher))
     scheduler.adopt(owners, removed)
     return scheduler

@@ -72,8 +72,15 @@ def read(config: ModelConfig) -> BatchingSettings | None:
     Raises:
         InvalidArgument: a size, level or policy is invalid.
     """
-    if not config.HasField("dynamic_batching"):
-        return None
+    return settings(config) if config.HasField("dynamic_batching") else None
+
+
+def settings(config: ModelConfig) -> BatchingSettings:
+    """The settings of ``config``, which are the defaults without ``dynamic_batching``.
+
+    Raises:
+        InvalidArgument: as ``read``.
+    """
     batching, name = config.dynamic_batching, config.name
     for size in batching.preferred_batch_size:
         if size <= 0:

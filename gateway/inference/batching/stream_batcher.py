@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any
 
 from modelport.gateway.backends.base import Execution
-from modelport.gateway.backends.capabilities import OpenedStream, StreamsTogetherBackend
+from modelport.gateway.backends.capabilities import OpenedStream, StreamsTogetherBackend, Together
 from modelport.gateway.errors import ModelportError, Unavailable
 from modelport.gateway.inference.batching.batcher import Batcher
 from modelport.gateway.inference.batching.dynamic_batching import BatchingSettings
 from modelport.gateway.inference.batching.joining import Joiner
 from modelport.gateway.telemetry import Statistics
-from modelport.gateway.types import Deadline, InferRequest, InferResponse, finished
+from modelport.gateway.types import Deadline, Infer, InferRequest, InferResponse, finished
 
 
 class StreamBatcher:
@@ -31,11 +31,11 @@ class StreamBatcher:
         settings: BatchingSettings,
         joiner: Joiner,
         statistics: Statistics,
+        limited: Callable[[Infer, Together, Execution], tuple[Infer, Together | None, Execution]],
     ) -> None:
         self._backend = backend
-        self._batcher = Batcher(
-            self._execute, execution, settings, joiner, statistics, self._execute_together
-        )
+        infer, together, waits = limited(self._execute, self._execute_together, execution)
+        self._batcher = Batcher(infer, waits, settings, joiner, statistics, together)
         #: By the identity of their requests, which wait or are executed.
         self._opened: dict[int, OpenedStream] = {}
 

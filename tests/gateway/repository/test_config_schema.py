@@ -22,6 +22,7 @@ from modelport.gateway.inference import image_decoding, pipeline
 from modelport.gateway.inference.batching import dynamic_batching, sequence_batching
 from modelport.gateway.inference.batching.sequence_tensors import SequenceTensors
 from modelport.gateway.inference.cache import ResponseCache
+from modelport.gateway.inference.rate_limiter import RateLimiter
 from modelport.gateway.inference.signatures import NamedSignatures
 from modelport.gateway.models import model
 from modelport.gateway.models.model_config import FIRST_RESPONSE, histogram_buckets, read_config
@@ -32,6 +33,7 @@ from modelport.gateway.repository.version_policy import VersionPolicy
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import Datatype, InferRequest, InferResponse, Tensor
 from modelport.gateway.wire.proto import model_config_pb2 as pb
+from tests.gateway.backends.pipeline import test_ensemble
 from tests.gateway.models.managers import World, served
 
 ROOT = Path(__file__).parents[3]
@@ -258,6 +260,20 @@ def gpu(text: str, folder: Path) -> Any:
 
 def instances(text: str, folder: Path) -> Any:
     return config.instance_count(config.complete(config.parse(text), "m"))
+
+
+def limited(text: str, folder: Path) -> Any:
+    made = config.parse(f"instance_group {{ rate_limiter {{ {text} }} }}")
+    model = RateLimiter({}).limit(config.complete(made, "m"))
+    return model and [(each.needs, each.priority) for each in model.instances]
+
+
+def in_flight(text: str, folder: Path) -> Any:
+    scheduling = f"ensemble_scheduling {{ {text}"
+    described = test_ensemble.text(*test_ensemble.CHAIN).replace(
+        "ensemble_scheduling {", scheduling
+    )
+    return [places._value for places in test_ensemble.ensemble(described)._places.values()]
 
 
 def graph_level(text: str, folder: Path) -> Any:
@@ -513,6 +529,17 @@ EFFECTS: dict[str, tuple[Any, str, str]] = {
     "ensemble_scheduling.step.output_map{}": (
         ensemble, STEP, STEP.replace('value: "y"', 'value: "w"'),
     ),
+    "ensemble_scheduling.max_inflight_requests": (in_flight, "", "max_inflight_requests: 2"),
+    "instance_group.rate_limiter.resources.name": (
+        limited, "resources { count: 1 name: 'a' }", "resources { count: 1 name: 'b' }",
+    ),
+    "instance_group.rate_limiter.resources.count": (
+        limited, "resources { count: 1 }", "resources { count: 2 }",
+    ),
+    "instance_group.rate_limiter.resources.global": (
+        limited, "resources { count: 1 }", "resources { count: 1 global: true }",
+    ),
+    "instance_group.rate_limiter.priority": (limited, "priority: 1", "priority: 2"),
     "instance_group.name": (
         instances, "instance_group { count: -1 }", 'instance_group { count: -1 name: "group" }',
     ),

@@ -170,7 +170,7 @@ def test_a_model_may_say_that_it_is_not_ready(gateway: Gateway, repository: Path
 )
 def test_instances_have_tritons_names(groups: str, names: list[str]) -> None:
     config = configuration.complete(configuration.parse(f'backend: "python" {groups}'), "m")
-    assert [name for name, _, _ in backend.instance_names(config.instance_group)] == names
+    assert [name for name, _ in backend.instance_names(config.instance_group)] == names
 
 
 def test_instances_are_processes_that_run_at_the_same_time(
