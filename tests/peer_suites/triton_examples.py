@@ -32,7 +32,7 @@ NOT_APPLICABLE = {
     "ensemble_image_client.py": "needs a trained model, which is not public on any package index",
     "simple_http_health_metadata.py": "wants the server's name to be 'triton'",
     "simple_grpc_health_metadata.py": "wants the server's name to be 'triton'",
-    "memory_growth_test.py": "watches the client's own memory for hours",
+    "simple_grpc_custom_repeat.py": "its model is native code",
 }
 _VULTURES = (
     "needs a trained densenet, which no package index has; it passes with a model that sees a "
@@ -89,17 +89,23 @@ def run(bench: Bench) -> Iterator[SuiteOutcome]:
 
     with bench.gateway(root, "--allow-client-shm", "true"):
         for file in sorted(path.name for path in folder.glob("*.py")):
-            if "model_control" in file:
+            if "model_control" in file or "memory_growth" in file:
                 continue
             if file in ("image_client.py", "grpc_image_client.py", "ensemble_image_client.py"):
                 yield from _image_calls(call, file, image)
             elif file == "reuse_infer_objects_client.py":
                 yield call(file, "-v")
                 yield call(f"{file} gRPC", "-v", "-i", "grpc", "-u", "localhost:8001")
-            elif file != "simple_grpc_custom_repeat.py":
+            else:
                 printed = "grpc" in file and "health" not in file and file not in reported
                 yield call(file, "-v", says="PASS" if printed else "")
     yield from _controlled(bench, call, root)
+    echo = bench.work / "echo"
+    growth = bench.source(SERVER) / "qa" / "L0_client_memory_growth" / "models"
+    triton_models.copy(growth, echo, "*")
+    with bench.gateway(echo):
+        yield call("memory_growth_test.py")
+        yield call("memory_growth_test.py gRPC", "-i", "gRPC")
 
 
 def _image_calls(call, file: str, image: str) -> Iterator[SuiteOutcome]:  # type: ignore[no-untyped-def]

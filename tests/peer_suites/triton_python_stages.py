@@ -16,7 +16,6 @@ from tests.server import Gateway
 _TESTS = "L0_backend_python"
 _IO = f"{_TESTS}/io/io_test.py"
 _READY = f"{_TESTS}/model_readiness/test_model_readiness.py"
-_RESTART = f"{_TESTS}/restart/restart_test.py"
 _LOADED = ("--exit-on-error", "true")
 #: At least one line; other numbers are exact.
 _SOME = -1
@@ -209,15 +208,5 @@ STAGES = (
             "wrong_return_type",
         ),
         (*EXPLICIT, "--load-model", "*"),
-    ),
-    Stage(_RESTART, own(f"{_TESTS}/restart/models"), select="test_infer"),
-    Stage(
-        *(_RESTART, own(f"{_TESTS}/restart/models")),
-        select="test_restart",
-        before=_kills_workers(signal.SIGKILL),
-    ),
-    _shell(
-        *("restart", "exit after a kill", own(f"{_TESTS}/restart/models")),
-        before=_kills_workers(signal.SIGKILL),
     ),
 )

@@ -63,7 +63,7 @@ NOT_APPLICABLE = {
         f"{_GPU}: CUDA shared memory",
         *(f"{_PYTHON_TEST}::test_", "gpu_tensor_error", "dlpack_tensor_error"),
     ),
-    "L0_backend_python/restart/restart_test.py": "reads the shared memory of Triton's own workers",
+    "L0_backend_python/restart/restart_test.py": "its model reads memory of Triton's own workers",
     f"{_PYTHON_TEST}::test_growth_error": "fills the shared memory of Triton's own workers",
     "L0_backend_python/ensemble/ensemble_test.py::EnsembleTest::test_ensemble_gpu": _GPU,
     **_each(
