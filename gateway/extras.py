@@ -26,6 +26,7 @@ _EXTRAS = {
     "tokenizers": "text",
     "jwt": "jwt",
     "opentelemetry": "otel",
+    "pyarrow": "parquet",
     **dict.fromkeys(
         (
             *("locust", "gevent", "geventhttpclient", "hdrh", "psutil", "scipy", "jinja2"),

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from modelport.gateway.errors import TimedOut as TimedOut
     from modelport.gateway.errors import Unavailable as Unavailable
     from modelport.gateway.errors import Unsupported as Unsupported
+    from modelport.predictions import PredictedFile as PredictedFile
+    from modelport.predictions import predict as predict
     from modelport.python_calls import infer as infer
     from modelport.python_calls import infer_async as infer_async
     from modelport.python_calls import infer_stream as infer_stream
@@ -70,6 +72,8 @@ _MODULES = {
     ),
     **dict.fromkeys(("infer", "infer_async", "infer_stream"), "modelport.python_calls"),
     "model": "modelport.python_models",
+    "PredictedFile": "modelport.gateway.batch_prediction.batch_run",
+    "predict": "modelport.predictions",
     "Array": "modelport.tensor_types",
     **dict.fromkeys(("Server", "serve"), "modelport.server"),
 }
@@ -88,6 +92,7 @@ __all__ = [
     "ModelStatus",
     "ModelportError",
     "NotFound",
+    "PredictedFile",
     "Server",
     "TensorDescription",
     "TimedOut",
@@ -101,6 +106,7 @@ __all__ = [
     "infer_async",
     "infer_stream",
     "model",
+    "predict",
     "serve",
     "testing",
     "verify",

@@ -110,6 +110,10 @@ COMMANDS = {
     ),
     "models": ("modelport.gateway.cli.infer:models", "List the models of a running gateway."),
     "infer": ("modelport.gateway.cli.infer:infer", "Send a file to a model of a running gateway."),
+    "predict": (
+        "modelport.gateway.cli.predict:predict",
+        "Run a file of rows through a model.",
+    ),
     "load": (
         "modelport.gateway.cli.load_unload:load",
         "Load or reload a model of a running gateway.",
@@ -141,7 +145,7 @@ TASKS = {
         *("publish", "install", "keygen", "package", "migrate"),
     ),
     "Serve": ("serve", "key", "access"),
-    "Use a running gateway": ("models", "top", "infer", "load", "unload"),
+    "Use a running gateway": ("models", "top", "infer", "predict", "load", "unload"),
     "Choose versions": ("label", "rollback", "rollout"),
     "Measure and compare": ("loadtest", "compare", "gate", "records", "replay", "drift"),
 }

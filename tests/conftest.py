@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from modelport.exporters.runtime import progress
 from modelport.gateway.repository.artifact_checks import trial_load
+from modelport.gateway.runtime import progress
 from tests.logs import forget_logs
 
 os.environ.pop("GITHUB_ACTIONS", None)  # errors would be annotated as well

@@ -29,6 +29,7 @@ LAYERS = {
         ("rollout",),
         ("protocols",),
         ("server",),
+        ("batch_prediction",),
         ("cli",),
     ),
     "exporters": (
@@ -76,6 +77,7 @@ EXPORTERS_MAY_IMPORT = (
     "modelport.gateway.repository",
     "modelport.gateway.runtime.child_process",
     "modelport.gateway.runtime.openvino_import",
+    "modelport.gateway.runtime.progress",
     "modelport.gateway.server.trial_request",
     "modelport.gateway.cli.declared_options",
     "modelport.gateway.cli.errors",
@@ -273,7 +275,7 @@ def test_the_load_tests_know_nothing_of_the_gateways_inside() -> None:
                     "modelport.gateway.slo",
                     "modelport.gateway.upstream.connection_errors",
                     "modelport.gateway.upstream.tls_errors",
-                    "modelport.exporters.runtime.progress",
+                    "modelport.gateway.runtime.progress",
                 )
             )
         ]

@@ -14,9 +14,9 @@ from modelport.exporters import api
 from modelport.exporters.cli import export as export_command
 from modelport.exporters.options import ExportOptions
 from modelport.exporters.runtime.interruption import InterruptibleCommand
-from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.declared_options import declared_by
 from modelport.gateway.cli.paths import EXISTING
+from modelport.gateway.runtime.progress import progress_bar
 
 #: Options of ``export`` that choose a conversion.
 _OF_CONVERSION = frozenset(

@@ -14,10 +14,10 @@ from modelport.exporters import api
 from modelport.exporters.cli.export import parse_kwargs
 from modelport.exporters.options import ConvertOptions
 from modelport.exporters.runtime.interruption import InterruptibleCommand
-from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.declared_options import declared_by
 from modelport.gateway.cli.paths import WRITTEN
 from modelport.gateway.cli.tables import print_table
+from modelport.gateway.runtime.progress import progress_bar
 
 if TYPE_CHECKING:
     from modelport.exporters.keras_conversion.report import ConversionReport

@@ -15,10 +15,10 @@ import click
 from modelport.exporters import api
 from modelport.exporters.options import IMAGE_FLAGS, ExportOptions
 from modelport.exporters.runtime.interruption import InterruptibleCommand
-from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.declared_options import declared_by
 from modelport.gateway.cli.paths import EXISTING
 from modelport.gateway.errors import UsageError
+from modelport.gateway.runtime.progress import progress_bar
 
 if TYPE_CHECKING:
     from modelport.exporters.export_pipeline import ExportResult

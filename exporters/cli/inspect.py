@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from modelport.exporters.runtime.interruption import InterruptibleCommand
-from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.paths import ExistingRepository
 from modelport.gateway.cli.tables import print_table, printable
 from modelport.gateway.repository.storage.location import Location
+from modelport.gateway.runtime.progress import progress_bar
 
 if TYPE_CHECKING:
     from modelport.exporters.inspection import Inspection, TensorInfo

@@ -15,12 +15,12 @@ import click
 from modelport.exporters.errors import ParityError
 from modelport.exporters.publishing import contract
 from modelport.exporters.runtime.interruption import InterruptibleCommand
-from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.errors import OneLineGroup, renamed_option
 from modelport.gateway.cli.paths import EXISTING, WRITTEN, WrittenRepository
 from modelport.gateway.cli.tables import print_table, printable
 from modelport.gateway.errors import UsageError
 from modelport.gateway.extras import missing_extra
+from modelport.gateway.runtime.progress import progress_bar
 
 if TYPE_CHECKING:
     from modelport.exporters.migration.report import MigrationReport

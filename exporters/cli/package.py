@@ -11,11 +11,11 @@ import click
 
 from modelport.exporters.packaging import SERVERS
 from modelport.exporters.runtime.interruption import InterruptibleCommand
-from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.paths import ExistingRepository, WrittenPath
 from modelport.gateway.errors import UsageError
 from modelport.gateway.extras import missing_extra
 from modelport.gateway.repository.storage.location import Location
+from modelport.gateway.runtime.progress import progress_bar
 
 
 @click.command("package", cls=InterruptibleCommand)

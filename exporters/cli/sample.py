@@ -14,11 +14,11 @@ from modelport.exporters.cli.export import parse_kwargs
 from modelport.exporters.options import SEED
 from modelport.exporters.runtime.file_errors import writing_to
 from modelport.exporters.runtime.interruption import InterruptibleCommand
-from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.paths import EXISTING, WRITTEN, ExistingRepository
 from modelport.gateway.errors import UsageError
 from modelport.gateway.extras import missing_extra
 from modelport.gateway.repository.storage.location import Location
+from modelport.gateway.runtime.progress import progress_bar
 
 if TYPE_CHECKING:
     from modelport.exporters.loaded_model import Reference

@@ -16,10 +16,10 @@ from modelport.exporters import api
 from modelport.exporters.cli.export import optimization_rows
 from modelport.exporters.options import VerifyOptions
 from modelport.exporters.runtime.interruption import InterruptibleCommand
-from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.declared_options import declared_by
 from modelport.gateway.cli.paths import ExistingRepository
 from modelport.gateway.repository.storage.location import Location
+from modelport.gateway.runtime.progress import progress_bar
 
 if TYPE_CHECKING:
     from modelport.exporters.proof.verify import Checked, Proven

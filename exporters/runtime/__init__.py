@@ -1,1 +1,1 @@
-"""Services of the exporters' process: progress, captured output, TensorFlow, a local gateway."""
+"""Services of the exporters' process: captured output, TensorFlow, a local gateway."""

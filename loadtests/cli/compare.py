@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from modelport.exporters.runtime.progress import Heartbeat, heartbeat
 from modelport.gateway.cli.errors import EXIT_FAILURE, Failure, OneLineCommand, renamed_option
 from modelport.gateway.cli.paths import EXISTING, WRITTEN, ExistingRepository, WrittenPath
 from modelport.gateway.errors import UsageError, plain_reason
 from modelport.gateway.extras import require_extra
+from modelport.gateway.runtime.progress import Heartbeat, heartbeat
 from modelport.loadtests.cli.options import (
     DurationParam,
     PositiveParam,

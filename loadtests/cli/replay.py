@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.errors import OneLineCommand
 from modelport.gateway.cli.paths import WRITTEN, ExistingRepository
 from modelport.gateway.cli.server_credentials import credential_options
 from modelport.gateway.errors import UsageError
 from modelport.gateway.extras import require_extra
 from modelport.gateway.repository.storage.location import Location
+from modelport.gateway.runtime.progress import progress_bar
 from modelport.loadtests.cli.options import (
     DurationParam,
     PositiveParam,

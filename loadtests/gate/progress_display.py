@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from modelport.exporters.runtime.progress import Heartbeat, heartbeat
+from modelport.gateway.runtime.progress import Heartbeat, heartbeat
 from modelport.loadtests.gate.criteria import SideMeasurements
 from modelport.loadtests.gate.gate import GateRequest, GateSnapshot
 from modelport.loadtests.number_format import change, duration

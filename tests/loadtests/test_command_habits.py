@@ -12,11 +12,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from modelport.exporters.runtime import output_capture, progress
-from modelport.exporters.runtime.progress import Heartbeat
+from modelport.exporters.runtime import output_capture
 from modelport.gateway.cli import errors
 from modelport.gateway.cli.errors import Failure, OneLineCommand
 from modelport.gateway.errors import UsageError
+from modelport.gateway.runtime import progress
+from modelport.gateway.runtime.progress import Heartbeat
 from modelport.loadtests.checks import Check, CheckStatus
 from modelport.loadtests.cli import compare as compare_cli
 from modelport.loadtests.report import console

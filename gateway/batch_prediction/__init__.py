@@ -1,0 +1,1 @@
+"""Batch prediction: a file of rows through a model, and its answers in another file."""
