@@ -116,7 +116,8 @@ def _served(path: Path) -> Iterator[tuple[Client, str]]:
 
     if not path.exists():
         raise UsageError(
-            f"'{path}' does not exist; name a model's folder or file, or for a running gateway give --url"
+            f"'{path}' does not exist; name a model's folder or file, or give --url for one of a "
+            "running gateway"
         )
     if path.is_dir():
         # The models of a pipeline's steps are beside it.

@@ -57,6 +57,13 @@ MOST_SHOWN = 20
 )
 @click.option("--json-report", "json_file", type=WRITTEN, help="Write the shifts as JSON.")
 @click.option("--html", "html_file", type=WRITTEN, help="Write the shifts as one HTML page.")
+@click.option(
+    "--prometheus",
+    "metrics_file",
+    type=WRITTEN,
+    metavar="FILE.prom",
+    help="Write the shifts as metrics, for node_exporter's textfile collector or a Pushgateway.",
+)
 def drift(records: Path, baseline: Path, **options: Any) -> None:
     """Compare the inputs and outputs of recorded requests with a baseline, by feature.
 
@@ -81,7 +88,7 @@ def drift(records: Path, baseline: Path, **options: Any) -> None:
     from modelport.loadtests.drift import features, shift
     from modelport.loadtests.report import drift_report
 
-    check_writable([options["json_file"], options["html_file"]])
+    check_writable(options[name] for name in ("json_file", "html_file", "metrics_file"))
     with interruptible():
         now = baselines.recorded(records)
         names = {name for each in now for name in each.inputs}
@@ -97,6 +104,8 @@ def drift(records: Path, baseline: Path, **options: Any) -> None:
     if options["json_file"] is not None:
         text = json.dumps(drift_report.document(found), indent=2)
         options["json_file"].write_text(text + "\n")
+    if options["metrics_file"] is not None:
+        drift_report.write_metrics(found, options["metrics_file"], now[0].model)
     if options["html_file"] is not None:
         facts = [
             ("records", str(records)),

@@ -37,14 +37,15 @@ Columns = dict[FeatureName, Array]
 
 
 class RequestRows(NamedTuple):
-    """The tensors of one request: inputs and outputs."""
+    """The tensors of one request: inputs and outputs; and its model, if it was recorded."""
 
     inputs: Tensors
     outputs: Tensors
+    model: str = ""
 
 
 def rows_of(call: RecordedCall) -> RequestRows:
-    return RequestRows(values(call.inputs), values(call.outputs))
+    return RequestRows(values(call.inputs), values(call.outputs), call.model)
 
 
 def columns(requests: Sequence[RequestRows]) -> Columns:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from modelport.gateway.errors import UsageError
 from modelport.gateway.recording.recorder import RequestRecorder
@@ -107,6 +110,18 @@ def test_large_and_uneven_tensors_are_described() -> None:
     assert np.isnan(sizes[2])  # a request without the input
 
 
+def samples(text: str) -> list[Sample]:
+    """The metrics of a report; each has a text and a type."""
+    families = [*text_string_to_metric_families(text)]
+    assert all(each.documentation and each.type == "gauge" for each in families)
+    return [each for family in families for each in family.samples]
+
+
+def value(metrics: list[Sample], name: str, labels: dict[str, str]) -> float:
+    [found] = [e for e in metrics if (e.name, e.labels) == (f"modelport_drift_{name}", labels)]
+    return float(found.value)
+
+
 def record(folder: Path, values: Any, name: str = "x") -> None:
     made = RequestRecorder(ALL._replace(target=folder))
     for row in values:
@@ -132,14 +147,24 @@ def test_records_are_compared_with_records_rows_and_a_certificate(
 ) -> None:
     before = str(folders / "before")
     assert modelport("drift", str(folders / "alike"), "--baseline", before).returncode == 0
-    report = tmp_path / "report.json"
+    report, prom = tmp_path / "report.json", tmp_path / "drift.prom"
     moved = modelport(
-        "drift", str(folders / "moved"), "--baseline", before, "--json-report", str(report)
+        *("drift", str(folders / "moved"), "--baseline", before, "--json-report", str(report)),
+        *("--prometheus", str(prom)),
     )
     assert moved.returncode == 1
     assert "1 of 4 features have drifted" in moved.stdout
     first = json.loads(report.read_text())["shifts"][0]
     assert first["feature"] == {"side": "input", "name": "x[2]"}
+    metrics = samples(prom.read_text())
+    feature = {"model": "m", "side": "input", "feature": "x[2]"}
+    assert value(metrics, "feature_drifted", feature) == 1
+    assert value(metrics, "feature_drifted", feature | {"feature": "x[0]"}) == 0
+    assert value(metrics, "population_stability_index", feature) == first["psi"]
+    assert value(metrics, "rows", feature | {"rows": "baseline"}) == 400
+    assert value(metrics, "features", {"model": "m"}) == 4
+    assert value(metrics, "drifted_features", {"model": "m"}) == 1
+    assert abs(value(metrics, "last_run_timestamp_seconds", {"model": "m"}) - time.time()) < 3600
     rows = folders / "before.npz"
     found = modelport("drift", str(folders / "moved"), "--baseline", str(rows))
     assert (found.returncode, "output 'y[0]' is missing in the baseline" in found.stdout) == (
@@ -172,7 +197,13 @@ def test_rows_that_are_no_numbers_are_refused(folders: Path, tmp_path: Path, kin
 def test_hostile_names_are_text_in_the_report(folders: Path, tmp_path: Path) -> None:
     record(tmp_path / "hostile", np.random.default_rng(5).normal(size=(200, 1)), HOSTILE)
     page, own = tmp_path / "drift.html", str(tmp_path / "hostile")
-    done = modelport("drift", own, "--baseline", own, "--html", str(page))
+    prom = tmp_path / "drift.prom"
+    done = modelport(
+        "drift", own, "--baseline", own, "--html", str(page), "--prometheus", str(prom)
+    )
+    assert HOSTILE in {
+        e.labels.get("feature", "").split("[0]")[0] for e in samples(prom.read_text())
+    }
     assert done.returncode == 0, done.stderr
     assert "<script>" not in page.read_text()
     assert "&lt;script&gt;" in page.read_text()

@@ -389,8 +389,6 @@ def test_options_that_do_not_fit_the_model_are_refused(
     lines.unlink()
     with pytest.raises(NotFound, match="did you mean 'table'"):
         modelport.predict(rows, model="tabel", output=done, client=client)
-    with pytest.raises(
-        UsageError, match="name a model's folder or file, or for a running gateway give --url"
-    ):
+    with pytest.raises(UsageError, match="does not exist; name a model's folder or file, or"):
         modelport.predict(rows, model="x2", output=done)
     assert [*tmp_path.iterdir()] == [rows]
