@@ -302,9 +302,9 @@ class GuardedControl:
 
     # -- everything ---------------------------------------------------------------------------
 
-    async def metrics(self, model: str | None) -> tuple[str, bytes]:
+    async def metrics(self, model: str | None, is_openmetrics: bool) -> tuple[str, bytes]:
         required(Operation.METRICS)
-        return await self._control.metrics(model)
+        return await self._control.metrics(model, is_openmetrics)
 
     async def broadcast(self, name: str, arguments: dict[str, Any]) -> Any:
         required(Operation.CONTROL)

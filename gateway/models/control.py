@@ -65,7 +65,7 @@ class Control(Protocol):
 
     async def reload(self, wanted: Mapping[str, VersionSettings]) -> None: ...
 
-    async def metrics(self, model: str | None) -> tuple[str, bytes]:
+    async def metrics(self, model: str | None, is_openmetrics: bool) -> tuple[str, bytes]:
         """Content type and text of the metrics of all workers together.
 
         Args:
@@ -188,7 +188,7 @@ class LocalControl:
     async def pending(self, name: str, number: int) -> int:
         return self._manager.get(name, number).statistics.pending
 
-    async def metrics(self, model: str | None) -> tuple[str, bytes]:
+    async def metrics(self, model: str | None, is_openmetrics: bool) -> tuple[str, bytes]:
         raise Unsupported("a single process serves its own metrics")
 
     async def set_default(self, name: str, number: int) -> None:

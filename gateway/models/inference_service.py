@@ -188,10 +188,12 @@ class InferenceService:
                     yield response
                     index += 1
                     asked = time.perf_counter_ns()
-            statistics.succeeded(batch, time.perf_counter_ns() - started, timing, streamed=True)
+            ended = time.perf_counter_ns()
+            statistics.succeeded(batch, ended - started, timing, streamed=True)
             if request.span is not None:
                 begun = started + timing.compute_input_ns
-                request.span.child("compute", begun, time.perf_counter_ns(), responses=index)
+                request.span.child("compute", begun, ended, responses=index)
+                statistics.traced(ended - started, timing, request.span)
 
     def is_decoupled(self, request: InferRequest) -> bool:
         """Whether the model gives any number of responses.
@@ -275,6 +277,7 @@ class _RequestInFlight:
         version.statistics.succeeded(self.batch, done - self.started, request.timing)
         if request.span is not None:
             spans.answered(request, response, self._answered)
+            version.statistics.traced(done - self.started, request.timing, request.span)
         if LOGS.verbose_level:
             log.debug(
                 "infer", model=version.name, version=version.number, batch_size=self.batch,

@@ -220,11 +220,12 @@ class GatewayServer:
     def _statistics_of(self, model: str) -> Iterator[tuple[str, int, Statistics]]:
         return (row for row in self.manager.statistics() if row[0] == model)
 
-    async def _scrape(self, model: str | None) -> metrics.Text:
+    async def _scrape(self, model: str | None, is_openmetrics: bool) -> metrics.Text:
         """Format the metrics of this process, or of all workers."""
         if self._alone:
-            return metrics.text(self.registry if model is None else self._metrics_of(model))
-        return await self.control.metrics(model)
+            registry = self.registry if model is None else self._metrics_of(model)
+            return metrics.text(registry, is_openmetrics)
+        return await self.control.metrics(model, is_openmetrics)
 
     async def recent_requests(self) -> RecentRequests | None:
         """The latest requests of this process; None: there is no access log."""

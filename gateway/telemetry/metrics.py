@@ -21,11 +21,17 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from modelport.gateway.runtime.request_memory import RequestMemory
 from modelport.gateway.settings import MetricsChoice
 from modelport.gateway.telemetry.model_metrics import FAMILIES
-from modelport.gateway.telemetry.statistics import PHASE_BUCKETS_US, PHASES, Statistics
+from modelport.gateway.telemetry.statistics import (
+    PHASE_BUCKETS_US,
+    PHASES,
+    Statistics,
+    TraceExemplar,
+)
 from modelport.gateway.telemetry.summaries import CACHE_SUMMARIES, SUMMARIES
 from modelport.gateway.telemetry.tfserving_counters import REQUEST_BUCKETS_US, TfServingRequests
 
@@ -123,10 +129,17 @@ def _histograms(rows: Sequence[tuple[tuple[str, str], Statistics]]) -> Iterator[
             labels=("model", "version"),
         )
         for key, statistics in rows:
-            counts = _cumulative(PHASE_BUCKETS_US, statistics.phases[phase])
+            counts: list[Any] = [*_cumulative(PHASE_BUCKETS_US, statistics.phases[phase])]
+            for (kept, bucket), found in statistics.exemplars.items():
+                if kept == phase:
+                    counts[bucket] = (*counts[bucket], _exemplar(found))
             total = statistics.success if phase == "request" else getattr(statistics, phase)
             histogram.add_metric(key, counts, total.ns / 1000)
         yield histogram
+
+
+def _exemplar(found: TraceExemplar) -> Exemplar:
+    return Exemplar({"trace_id": found.trace_id, "span_id": found.span_id}, found.us, found.at)
 
 
 def _summaries(

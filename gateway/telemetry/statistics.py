@@ -8,9 +8,10 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from modelport.gateway.errors import Code
+from modelport.gateway.telemetry.spans import Span
 from modelport.gateway.telemetry.summaries import LatencySummaries
 from modelport.gateway.types import Timing
 
@@ -51,6 +52,15 @@ class StatisticDuration:
 
     def document(self) -> dict[str, int]:
         return {"count": self.count, "ns": self.ns}
+
+
+class TraceExemplar(NamedTuple):
+    """A traced request, as an example of the bucket of a histogram that it fell into."""
+
+    trace_id: str
+    span_id: str
+    us: float
+    at: float
 
 
 class ResponseStatistics:
@@ -119,6 +129,8 @@ class Statistics:
         #: Requests by their time in each phase: a count for each bucket and one above.
         self.phases = {name: [0] * (len(_BOUNDS_NS) + 1) for name in PHASES}
         self._request, self._queue, self._input, self._infer, self._output = self.phases.values()
+        #: The latest traced request of each phase and bucket.
+        self.exemplars: dict[tuple[str, int], TraceExemplar] = {}
         #: For a decoupled model, by the index of a response.
         self.responses: list[ResponseStatistics] = []
         self._batches: dict[int, _Compute] = {}
@@ -162,6 +174,19 @@ class Statistics:
         _add(self._compute, timing)
         if not timing.counted:
             self.executed(batch, timing)
+
+    def traced(self, total_ns: int, timing: Timing, span: Span) -> None:
+        """Keep a request that ``succeeded`` has counted as an exemplar."""
+        if not span.trace.sampled:
+            return
+        at = time.time()
+        durations = [total_ns, timing.queue_ns]
+        if not timing.cache_hit_ns:
+            durations += timing.compute_input_ns, timing.compute_infer_ns, timing.compute_output_ns
+        ids = f"{span.trace.id:032x}", f"{span.id:016x}"
+        for phase, ns in zip(PHASES, durations, strict=False):
+            bucket = bisect_left(_BOUNDS_NS, ns)
+            self.exemplars[phase, bucket] = TraceExemplar(*ids, ns / 1000, at)
 
     def executed(self, batch_size: int, timing: Timing) -> None:
         """Count one execution of the model with ``batch_size`` elements of one or more requests."""

@@ -1,4 +1,4 @@
-"""The metrics port: ``GET /metrics`` in the Prometheus text format.
+"""The metrics port: ``GET /metrics`` in the Prometheus text format, or as OpenMetrics.
 
 ``/monitoring/prometheus/metrics`` is TensorFlow Serving's path of the same. ``?model=NAME`` leaves
 out the counters of other models, which are most of the text where there are many.
@@ -16,6 +16,8 @@ from urllib.parse import parse_qs
 from google.protobuf import text_format
 from prometheus_client import CollectorRegistry, exposition
 from prometheus_client.core import Metric
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.utils import floatToGoString
 
 from modelport.gateway.access.access import Access, exposed
 from modelport.gateway.access.access_metrics import AccessCollector
@@ -52,14 +54,15 @@ _WHOLE = re.compile(rb"^([^#\n].* )(\d+\.\d+(?:e\+\d+)?)$", re.MULTILINE)
 #: The label of a sample that names its model; a name may have quotes, and no other escapes.
 _MODEL = re.compile(rb'[{,]model(?:_name)?="((?:[^"\\]|\\")*)"')
 _VERSION = re.compile(rb'[{,](?:model_)?version="([^"]*)"')
+OPENMETRICS = "application/openmetrics-text"
 #: Content type and body.
 Text = tuple[str, bytes]
 #: Connection limit; these may use the reserved file descriptors.
 CONNECTIONS = 64
 BUSY = "the metrics port has too many requests in flight; use the HTTP port"
 TFSERVING_PATH = "/monitoring/prometheus/metrics"
-#: Takes the model whose counters are wanted; None for those of all.
-Scrape = Callable[[str | None], Awaitable[Text]]
+#: Takes the model whose counters are wanted, None for those of all, and whether as OpenMetrics.
+Scrape = Callable[[str | None, bool], Awaitable[Text]]
 _STATUS = {
     Code.UNAUTHENTICATED: 401,
     Code.PERMISSION_DENIED: 403,
@@ -119,9 +122,13 @@ def register(
         registry.register(AccessCollector(watcher, access))
 
 
-def text(registry: CollectorRegistry) -> Text:
+def text(registry: CollectorRegistry, is_openmetrics: bool) -> Text:
     """Format the current values of ``registry``."""
     families = list(registry.collect())
+    if is_openmetrics:
+        converted = _CollectedFamilies([_as_openmetrics(each) for each in families])
+        content = openmetrics.generate_latest(converted)  # type: ignore[no-untyped-call]
+        return openmetrics.CONTENT_TYPE_LATEST, content
     content = exposition.generate_latest(_CollectedFamilies(families))
     content = _SUFFIX.sub(rb"\1 ", content)
     for name in _plain_counters(families):  # of models
@@ -131,6 +138,26 @@ def text(registry: CollectorRegistry) -> Text:
             )
     content = _WHOLE.sub(_as_integer, _FIRST.sub(rb"\1\3,\2\4", content))
     return exposition.CONTENT_TYPE_LATEST, content
+
+
+def _as_openmetrics(family: Metric) -> Metric:
+    """A family by OpenMetrics' stricter rules, with the same names.
+
+    A counter whose name does not end in ``_total`` is of an unknown type, and a bucket's bound is a
+    decimal number.
+    """
+    is_plain = any(sample.name == family.name for sample in family.samples)
+    made = Metric(
+        family.name,
+        family.documentation,
+        "unknown" if family.type == "counter" and is_plain else family.type,
+    )
+    for sample in family.samples:
+        if "le" in sample.labels:
+            bound = floatToGoString(sample.labels["le"])  # type: ignore[no-untyped-call]
+            sample = sample._replace(labels=sample.labels | {"le": bound})
+        made.samples.append(sample)
+    return made
 
 
 def _as_integer(sample: re.Match[bytes]) -> bytes:
@@ -167,7 +194,9 @@ def mount(handler: Handler, scrape: Scrape, *paths: str) -> Handler:
     async def metrics(request: HttpRequest) -> HttpResponse:
         enter(Operation.METRICS)
         async with request.peer.memory.turn():
-            content_type, content = await scrape(_model_of(request.query))
+            accepted = request.fields.get(b"accept", b"").decode("latin-1")
+            is_openmetrics = exposition.choose_encoder(accepted)[1].startswith(OPENMETRICS)
+            content_type, content = await scrape(_model_of(request.query), is_openmetrics)
             headers = [(b"content-type", content_type.encode())]
             return HttpResponse(200, _visible(content), headers)
 

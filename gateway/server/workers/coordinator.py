@@ -93,7 +93,7 @@ class Coordinator:
     """Connected workers and what they have in common; only the parent's event loop uses it."""
 
     def __init__(
-        self, workers: int, scrape: Callable[[str | None], Awaitable[tuple[str, bytes]]]
+        self, workers: int, scrape: Callable[[str | None, bool], Awaitable[tuple[str, bytes]]]
     ) -> None:
         self._workers = workers
         self._scrape = scrape
@@ -211,7 +211,7 @@ class Coordinator:
         return sum(answer for _, answer in answers if isinstance(answer, int))
 
     async def _metrics(self, arguments: dict[str, Any]) -> tuple[str, str]:
-        content_type, text = await self._scrape(arguments["model"])
+        content_type, text = await self._scrape(arguments["model"], arguments["openmetrics"])
         return content_type, text.decode()
 
     async def recent_requests(self) -> access_log.RecentRequests | None:

@@ -75,8 +75,9 @@ class CoordinatedControl:
     async def pending(self, name: str, number: int) -> int:
         return int(await self._channel.request("pending", name=name, number=number))
 
-    async def metrics(self, model: str | None) -> tuple[str, bytes]:
-        content_type, text = await self._channel.request("metrics", model=model)
+    async def metrics(self, model: str | None, is_openmetrics: bool) -> tuple[str, bytes]:
+        asked = {"model": model, "openmetrics": is_openmetrics}
+        content_type, text = await self._channel.request("metrics", **asked)
         return content_type, text.encode()
 
     # -- changes ---------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client.core import Metric
+from prometheus_client.samples import Exemplar
 
 Row = dict[str, str]
 #: The member that identifies a row of a list in a statistics document.
@@ -93,7 +94,7 @@ def _add(one: Any, other: Any, name: str = "") -> Any:
 
 # -- metrics ---------------------------------------------------------------------------------------
 
-#: Name, documentation, type, and samples of name, labels and value.
+#: Name, documentation, type, and samples of name, labels, value and, if it has one, exemplar.
 Family = list[Any]
 
 
@@ -104,7 +105,10 @@ def families_json(metrics: Iterable[Metric]) -> list[Family]:
             family.name,
             family.documentation,
             family.type,
-            [[sample.name, sample.labels, sample.value] for sample in family.samples],
+            [
+                [s.name, s.labels, s.value, *((s.exemplar,) if s.exemplar else ())]
+                for s in family.samples
+            ],
         ]
         for family in metrics
     ]
@@ -112,16 +116,16 @@ def families_json(metrics: Iterable[Metric]) -> list[Family]:
 
 def families(answers: Iterable[Sequence[Family]]) -> list[Family]:
     """Sum the samples of the same name and labels."""
-    found: dict[str, tuple[Family, dict[tuple[str, tuple[tuple[str, str], ...]], list[Any]]]] = {}
+    found: dict[str, tuple[Family, dict[Any, list[Any]]]] = {}
     for each in answers:
         for name, text, kind, samples in each:
             _, rows = found.setdefault(name, ([name, text, kind], {}))
-            for sample, labels, value in samples:
+            for sample, labels, value, *exemplar in samples:
                 key = (sample, tuple(sorted(labels.items())))
-                if key in rows:
-                    rows[key][2] += value
-                else:
-                    rows[key] = [sample, labels, value]
+                row = rows.setdefault(key, [sample, labels, 0])
+                row[2] += value
+                if exemplar and (len(row) == 3 or row[3][2] < exemplar[0][2]):  # the latest
+                    row[3:] = exemplar
     return [[*head, list(rows.values())] for head, rows in found.values()]
 
 
@@ -134,6 +138,7 @@ def metrics(merged: Iterable[Family]) -> Iterator[Metric]:
     """Convert JSON values back to metric families."""
     for name, text, kind, samples in merged:
         metric = Metric(name, text, kind)
-        for sample, labels, value in samples:
-            metric.add_sample(sample, labels, value)
+        for sample, labels, value, *exemplar in samples:
+            found = Exemplar(*exemplar[0]) if exemplar else None
+            metric.add_sample(sample, labels, value, exemplar=found)
         yield metric

@@ -186,7 +186,7 @@ class WorkerSupervisor:
 
     # -- metrics ----------------------------------------------------------------------------------
 
-    async def _scrape(self, model: str | None) -> metrics_port.Text:
+    async def _scrape(self, model: str | None, is_openmetrics: bool) -> metrics_port.Text:
         await self._coordinator.look()
         registry = CollectorRegistry()
         families = self._coordinator.counts.families(model)
@@ -194,7 +194,7 @@ class WorkerSupervisor:
         registry.register(FamiliesCollector(lambda: process_families(self._pids())))
         whole = (self._rollouts, self._certificate, self._access)
         metrics_port.register(registry, *whole, self._watcher)
-        return metrics_port.text(registry)
+        return metrics_port.text(registry, is_openmetrics)
 
     def _pids(self) -> list[int]:
         pids = [worker.pid for worker in (self._spare, *self._workers.values())]

@@ -38,7 +38,7 @@ def text(chosen: MetricsChoice, cached: bool = False) -> str:
     registry = CollectorRegistry()
     rows = [("m", 1, statistics)]
     registry.register(FamiliesCollector(lambda: triton_families(lambda: rows, chosen)))
-    return metrics_port.text(registry)[1].decode()
+    return metrics_port.text(registry, False)[1].decode()
 
 
 def names(found: str) -> set[str]:

@@ -7,12 +7,13 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 from prometheus_client import Metric
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from modelport.gateway.access.operations import Operation
@@ -210,6 +211,33 @@ def value(found: dict[str, Metric], name: str, **labels: str) -> float:
     ]
     (only,) = samples
     return only
+
+
+def test_openmetrics_is_valid_and_has_the_same_samples(gateway: Gateway) -> None:
+    infer(gateway)
+    infer(gateway, "failing")
+    reply = httpx.get(gateway.metrics, headers={"accept": "application/openmetrics-text"})
+    assert reply.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert reply.text.endswith("# EOF\n")
+    found = [*openmetrics.text_string_to_metric_families(reply.text)]
+    kinds = {family.name: family.type for family in found}
+    assert kinds[HISTOGRAM] == "histogram"
+    assert kinds["nv_inference_count"] == "unknown"  # a counter's samples end in _total
+    assert kinds["ts_inference_requests"] == "counter"
+    text = httpx.get(gateway.metrics).text
+    assert samples_of(found) == samples_of(text_string_to_metric_families(text))
+
+
+def samples_of(found: Iterable[Metric]) -> set[tuple[str, frozenset[tuple[str, str]]]]:
+    """Names and labels; the text's parser adds a ``_total`` that the text has not."""
+    return {
+        (
+            sample.name.removesuffix("_total"),
+            frozenset((k, str(float(v)) if k == "le" else v) for k, v in sample.labels.items()),
+        )
+        for family in found
+        for sample in family.samples
+    }
 
 
 def test_the_names_and_types_are_tritons(gateway: Gateway) -> None:

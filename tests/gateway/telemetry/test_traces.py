@@ -9,11 +9,14 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import pytest_asyncio
+from prometheus_client.openmetrics import parser as openmetrics
 
 from modelport.gateway.repository import routes_file
 from modelport.gateway.telemetry import trace_settings
+from modelport.gateway.telemetry.statistics import PHASES
 from tests import models
 from tests.gateway.telemetry import observed_gateway
 from tests.gateway.telemetry.observed_gateway import STREAM, ObservedGateway, message, serving
@@ -27,6 +30,7 @@ from tests.server import serving as serving_process  # noqa: E402
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
 SAMPLED = {"traceparent": f"00-{TRACE_ID}-{PARENT}-01", "tracestate": "vendor=1"}
+OPENMETRICS = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.2"
 UNSAMPLED = {"traceparent": f"00-{TRACE_ID}-{PARENT}-00", "baggage": "user=7"}
 
 
@@ -84,6 +88,40 @@ async def test_a_request_is_one_trace_with_a_span_for_each_phase(
     for span in children.values():
         assert root.start_time_unix_nano <= span.start_time_unix_nano
         assert span.start_time_unix_nano <= span.end_time_unix_nano <= root.end_time_unix_nano
+
+
+async def scraped(gateway: ObservedGateway, accept: str) -> httpx.Response:
+    url = f"http://127.0.0.1:{gateway.server.ports.metrics_port}/metrics"
+    return await gateway.http.get(url, headers={"accept": accept})
+
+
+async def test_a_traced_request_is_an_exemplar_of_its_buckets_in_openmetrics(
+    gateway: ObservedGateway, collector: Collector
+) -> None:
+    await gateway.infer("x2", **UNSAMPLED)
+    before = await scraped(gateway, OPENMETRICS)
+    assert "trace_id" not in before.text
+    await gateway.infer("x2", **SAMPLED)
+    await gateway.call("cached", **SAMPLED)
+    [root] = await spans_of(collector, "POST /v2/models/{model}/infer")
+    found = await scraped(gateway, OPENMETRICS)
+    assert found.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    families = [*openmetrics.text_string_to_metric_families(found.text)]
+    kept = {
+        (family.name, sample.labels["model"]): (float(sample.labels["le"]), sample.exemplar)
+        for family in families
+        for sample in family.samples
+        if sample.exemplar
+    }
+    assert {name for name, model in kept if model == "x2"} == {
+        f"nv_inference_{phase}_duration_histogram_us" for phase in PHASES
+    }
+    for bound, exemplar in kept.values():
+        assert exemplar.labels["trace_id"] == TRACE_ID
+        assert exemplar.value <= bound
+    [span] = {e.labels["span_id"] for (_, model), (_, e) in kept.items() if model == "x2"}
+    assert span == root.span_id.hex()
+    assert "trace_id" not in (await scraped(gateway, "text/plain")).text
 
 
 async def test_a_pipeline_has_a_span_for_each_step(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import chain
 from typing import Any
 
@@ -20,6 +21,7 @@ from modelport.gateway.telemetry.metrics import (
     torchserve_families,
     triton_families,
 )
+from modelport.gateway.telemetry.statistics import TraceExemplar
 from modelport.gateway.telemetry.tfserving_counters import TfServingRequests
 from modelport.gateway.types import Timing
 
@@ -59,7 +61,7 @@ def source(statistics: Statistics) -> Any:
 def text(families: list[Any]) -> str:
     registry = CollectorRegistry()
     registry.register(FamiliesCollector(lambda: merged_answers.metrics(families)))
-    return metrics_port.text(registry)[1].decode()
+    return metrics_port.text(registry, False)[1].decode()
 
 
 # -- the index ------------------------------------------------------------------------------------
@@ -163,3 +165,15 @@ def test_what_no_worker_has_any_more_is_forgotten_and_what_belongs_to_no_model_i
     assert counts.documents() == []
     assert "nv_inference_count{" not in text(counts.families())
     assert ":tensorflow:serving:request_count{" in text(counts.families())
+
+
+def test_the_latest_exemplar_of_all_workers_is_kept() -> None:
+    reports = []
+    for number, at in enumerate((2.0, 3.0, 1.0)):
+        statistics = Statistics()
+        key = ("request", 0)
+        statistics.exemplars[key] = TraceExemplar(f"{number:032x}", f"{number:016x}", 5.0, at)
+        reports.append(json.loads(json.dumps(report(statistics)["families"])))
+    merged = [*merged_answers.metrics(merged_answers.families([*reports, reports[0]]))]
+    [kept] = [s for family in merged for s in family.samples if s.exemplar]
+    assert (kept.exemplar.labels["trace_id"], kept.exemplar.timestamp) == (f"{1:032x}", 3.0)
