@@ -195,6 +195,7 @@ class PythonModels(NamedTuple):
         load_seconds: the longest load.
         most_bytes: the largest response.
         completes: ``auto_complete_config`` is called.
+        backends: a folder for each Python-based backend; None: there are none.
     """
 
     max_seconds: float | None = 300.0
@@ -204,6 +205,7 @@ class PythonModels(NamedTuple):
     load_seconds: float = 1200.0
     most_bytes: int = 2**40
     completes: bool = True
+    backends: Path | None = None
 
 
 class Settings(NamedTuple):

@@ -177,6 +177,11 @@ class ServeOptions(TypedDict, total=False):
         WrittenPath(),
         option(metavar="DIR"),
     ]
+    backend_directory: Annotated[
+        AnyPath,
+        "Folder of Python-based backends: models of backend NAME run its NAME/model.py.",
+        option(metavar="DIR"),
+    ]
     strict_readiness: Annotated[
         bool,
         "Report ready only while every model has a version that serves.",

@@ -313,6 +313,19 @@ def _check_python(options: Mapping[str, Any], signed: bool) -> None:
             )
 
 
+def _check_backends(directory: Path, allowed: bool) -> None:
+    """Raise if Python-based backends cannot be used, or may not."""
+    if not directory.is_dir():
+        raise click.UsageError(
+            f"--backend-directory '{directory}' is not a folder; name the one with NAME/model.py"
+        )
+    if not allowed:
+        raise click.UsageError(
+            "--backend-directory has backends in Python, which can do anything; give "
+            "--allow-python to serve their models"
+        )
+
+
 def _check_folders(repository: Path) -> None:
     """Raise if ``repository`` has files of models, and no folder that may be one."""
     entries = sorted(repository.iterdir())
@@ -437,6 +450,7 @@ def settings_from(
     python_max_memory: int,
     python_max_data: int,
     python_environments: Path | None,
+    backend_directory: Path | None,
     access_log: str | None,
     access_log_sample: float,
     access_log_slow_seconds: float,
@@ -451,6 +465,8 @@ def settings_from(
     repositories, options["models"] = _separate(options.pop("paths"), options.pop("name"))
     options["model_repositories"] += repositories
     _check_python(options, signed=bool(require_signature))
+    if backend_directory is not None:
+        _check_backends(backend_directory, options["allow_python"])
     _check_listeners(options)
     options["disable_auto_complete_config"] |= options.pop("strict_model_config")
     tls = _tls_files(tls_cert, tls_key, tls_client_ca, tls_client_auth)
@@ -479,7 +495,7 @@ def settings_from(
         )
     python_models = PythonModels(
         python_max_seconds or None, python_max_memory or None, python_max_data or None,
-        python_environments,
+        python_environments, backends=backend_directory and backend_directory.resolve(),
     )  # fmt: skip
     # gRPC reads this on import; its failures are raised as exceptions anyway.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

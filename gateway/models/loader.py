@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from modelport.gateway.backend_registry import BACKENDS, PYTHON
 from modelport.gateway.backends import base
 from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.backends.base import Artifact
+from modelport.gateway.backends.python import python_based
 from modelport.gateway.errors import InvalidArgument, Unsupported
 from modelport.gateway.inference import image_decoding
 from modelport.gateway.inference.cache import ResponseCache
@@ -103,7 +105,7 @@ class VersionLoader:
                 version=number,
                 reason=str(error),
             )
-        load = self._find_backend(config.backend if route is None else route.backend)
+        load = self._find_backend(self._backend(config) if route is None else route.backend)
         with _verified(version.path, entry.repository_name, config, keys, here) as (path, config):
             artifact = Artifact(
                 name, number, path, config, self._threads, route, self.host,
@@ -133,6 +135,13 @@ class VersionLoader:
             except BaseException:
                 backend.unload()
                 raise
+
+    def _backend(self, config: ModelConfig) -> str:
+        """The backend that serves ``config``; those of the gateway come first."""
+        backend: str = config.backend
+        directory = self._settings.python_models.backends
+        based = directory is not None and backend not in BACKENDS.names()
+        return PYTHON.backend if based and python_based.folder_of(backend, directory) else backend
 
     def _python(self, signed: bool) -> PythonModels | None:
         """The limits of Python models; None: they are refused."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.peer_suites import triton_models
@@ -94,6 +96,25 @@ def without_code(bench: Bench, root: Path) -> None:
     triton_models.renamed(root, "identity_fp32", "non_existent_model")
     (root / "non_existent_model" / "1" / "model.py").unlink()
     shutil.rmtree(root / "identity_fp32")
+
+
+def python_based(bench: Bench, root: Path) -> None:
+    """The models of ``python_based_backends_test.py``, and their backend beside them."""
+    qa = bench.source(SERVER) / "qa"
+    backend = root.parent / "backends" / "add_sub"
+    backend.mkdir(parents=True, exist_ok=True)
+    source = qa / "python_models" / "python_based_backends" / "add_sub_backend" / "model.py"
+    shutil.copy(source, backend)
+    for name, versions in (("add", "12"), ("sub", "1")):
+        for version in versions:
+            (root / name / version).mkdir(parents=True)
+            content = f'{{ "operation": "{name}" }}\n'
+            (root / name / version / "model.json").write_text(content)
+        (root / name / "config.pbtxt").write_text('backend: "add_sub"\n')
+    _copy(bench, root, "add_sub")
+    shutil.copytree(root / "add_sub" / "1", root / "add_sub" / "2")
+    generator = qa / "common" / "gen_qa_pytorch_model.py"
+    subprocess.run([sys.executable, generator, "-m", root], check=True)
 
 
 def ensemble(bench: Bench, root: Path) -> None:

@@ -85,6 +85,10 @@ STAGES = (
     ),
     _fails("", "non_existent_model", models.without_code, "failed to load 'non_existent_model'"),
     Stage(f"{_TESTS}/ensemble/ensemble_test.py", models.ensemble),
+    Stage(
+        *(f"{_TESTS}/python_based_backends/python_based_backends_test.py", models.python_based),
+        (*EXPLICIT, "--backend-directory", "{folder}/backends", "--log-verbose", "1"),
+    ),
     *(
         _leak(models.bls, model, f"{model} {kind}", changed=_NO_GPU, BLS_KIND=kind)
         for kind in ("non_decoupled", "decoupled")

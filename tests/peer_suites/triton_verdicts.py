@@ -180,8 +180,6 @@ NOT_RUN = {
 }
 
 NOT_SUPPORTED = {
-    "L0_backend_python/python_based_backends": "python-based backends (a backend's folder with "
-    "model.py)",
     **_each(
         "Triton's own spans and events (InferRequest, HTTP_RECV_START); the gateway's have the "
         "names of OpenTelemetry's conventions",

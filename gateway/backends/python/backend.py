@@ -19,10 +19,11 @@ from typing import Any
 import structlog
 from google.protobuf import json_format
 
+from modelport.gateway.backend_registry import PYTHON
 from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.backends.base import Artifact, Execution
 from modelport.gateway.backends.capabilities import BoundInstance
-from modelport.gateway.backends.python import environment
+from modelport.gateway.backends.python import environment, python_based
 from modelport.gateway.backends.python.calls import CALLERS
 from modelport.gateway.backends.python.codec import ResponseDecoder
 from modelport.gateway.backends.python.environment import WorkerEnvironment
@@ -86,38 +87,52 @@ def load(artifact: Artifact) -> PythonBackend:
         )
     if host is None:
         raise Internal("a Python model can only be loaded by a gateway")
-    name = artifact.config.default_model_filename
+    backend = artifact.config.backend
+    based = python_based.folder_of(backend, allowed.backends) if backend != PYTHON.backend else None
+    name = artifact.config.default_model_filename or python_based.FILE
     if not name.endswith(".py"):
         raise InvalidArgument(f"'default_model_filename' must end in .py, not '{name}'")
-    if not (artifact.path / name).is_file():
+    if based is not None and name != python_based.FILE:
+        raise InvalidArgument(
+            f"the code of backend '{backend}' is its own {python_based.FILE}; remove "
+            f"'default_model_filename: \"{name}\"'"
+        )
+    if based is None and not (artifact.path / name).is_file():
         raise InvalidArgument(f"'{name}' is missing from version {artifact.version}")
     groups = artifact.config.instance_group
     instances = configuration.instance_count(artifact.config)
     prepared = environment.prepare(artifact, instances, allowed)
-    backend = PythonBackend(artifact, host, allowed, prepared)
+    served = PythonBackend(artifact, host, allowed, prepared, based or prepared.folder)
     try:
-        starting = asyncio.run_coroutine_threadsafe(backend.start(groups), host.loop)
+        starting = asyncio.run_coroutine_threadsafe(served.start(groups), host.loop)
         try:
             starting.result(allowed.load_seconds)
         except TimeoutError:
             starting.cancel()
             raise Internal(_SLOW_LOAD) from None
     except BaseException:
-        backend.unload()
+        served.unload()
         raise
-    return backend
+    return served
 
 
 class PythonBackend:
     """An ``Infer`` over the instances of one model. Belongs to the event loop."""
 
     def __init__(
-        self, artifact: Artifact, host: Host, allowed: PythonModels, prepared: WorkerEnvironment
+        self,
+        artifact: Artifact,
+        host: Host,
+        allowed: PythonModels,
+        prepared: WorkerEnvironment,
+        code: Path,
     ) -> None:
         self.config: ModelConfig = artifact.config
         self._name, self._version = artifact.model_name, artifact.version
         self._host, self._prepared = host, prepared
-        self._file: str = artifact.config.default_model_filename
+        self._file: str = artifact.config.default_model_filename or python_based.FILE
+        #: The folder of that file: the version's, or that of a Python-based backend.
+        self._code_folder = code
         #: The version's folder; empty for a file outside of a repository, with any neighbours.
         self._folder = prepared.folder.name if prepared.folder.name == str(self._version) else ""
         self._code = self._code_files()
@@ -125,7 +140,7 @@ class PythonBackend:
         self._completes = allowed.completes
         start = {
             "model": self._name, "folder": str(prepared.folder), "file": self._file,
-            "version": self._folder,
+            "version": self._folder, "code": str(code),
         }  # fmt: skip
         self._settings = InstanceSettings(host, prepared, allowed, start, self._metrics)
         self._instances: list[Instance] = []
@@ -266,7 +281,7 @@ class PythonBackend:
                 )
 
     def _code_files(self) -> dict[str, tuple[int, int, int]]:
-        folder = self._prepared.folder
+        folder = self._code_folder
         files = sorted(folder.rglob("*.py")) if self._folder else [folder / self._file]
         return {
             str(path): (found.st_size, found.st_mtime_ns, found.st_ino)

@@ -51,7 +51,7 @@ class InProcessModel:
         Current.runtime.model_dir = self._folder
         start = {
             "model": name, "instance": name, "folder": self._folder, "version": version,
-            "file": config.default_model_filename,
+            "file": config.default_model_filename, "code": self._folder,
         }  # fmt: skip
         with self._translated():
             self._model = TritonPythonModelAdapter(start)

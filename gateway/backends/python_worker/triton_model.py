@@ -34,14 +34,14 @@ class TritonPythonModelAdapter:
     """One instance of a ``TritonPythonModel``, or of a function or class with ``@modelport.model``.
 
     Args:
-        start: ``model``, ``instance``, ``folder``, ``file``, and ``version``, which is empty for a
-            file outside of a repository.
+        start: ``model``, ``instance``, ``folder``, ``file`` in the folder ``code``, and
+            ``version``, which is empty for a file outside of a repository.
     """
 
     def __init__(self, start: dict[str, Any]) -> None:
         self._name, self._instance = start["model"], start["instance"]
         self._file: str = start["file"]
-        folder: str = start["folder"]
+        folder: str = start["code"]
         self._class: Any = None
         self._model: Any = None
         self.decoupled = self.asynchronous = False

@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from modelport.gateway.backends.python import backend
+from modelport.gateway.cli.serve import settings_of
 from modelport.gateway.repository import config as configuration
 from tests.gateway.backends.python import python_models
 from tests.gateway.backends.python.asking import ask, control
@@ -94,7 +96,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def gateway(repository: Path) -> Iterator[Gateway]:
     flags = ("--allow-python", "--model-control-mode", "explicit")
-    with serving(repository, *flags, "--strict-readiness=false") as gateway:
+    backends = ("--backend-directory", str(backends_in(repository)))
+    with serving(repository, *flags, *backends, "--strict-readiness=false") as gateway:
         yield gateway
 
 
@@ -158,6 +161,92 @@ def test_a_model_may_say_that_it_is_not_ready(gateway: Gateway, repository: Path
     caught.value.close()
     assert caught.value.code == 400
     assert ask(gateway, "return [reply(1)]", "shy")[0] == 200
+
+
+# -- Python-based backends ------------------------------------------------------------------------
+
+
+def backends_in(repository: Path) -> Path:
+    """A folder of Python-based backends beside ``repository``."""
+    directory = repository.parent / f"{repository.name}-backends"
+    directory.mkdir(exist_ok=True)
+    return directory
+
+
+def test_models_of_a_python_based_backend_share_its_code(
+    gateway: Gateway, repository: Path
+) -> None:
+    folder = backends_in(repository) / "shared"
+    folder.mkdir()
+    source = COMPLETES.replace('"x").as_numpy()', '"x").as_numpy() * beside.factor()')
+    (folder / "model.py").write_text(source)
+    (folder / "helper.py").write_text("SIZE = 3")
+    (folder / "beside.py").write_text(
+        "import os, triton_python_backend_utils as pb_utils\nMORE = 1\n"
+        "def factor():\n"
+        "    with open(os.path.join(pb_utils.get_model_dir(), 'factor')) as file:\n"
+        "        return int(file.read())\n"
+    )
+    for factor in (2, 3):
+        version = repository / f"times{factor}" / "1"
+        version.mkdir(parents=True)
+        (version / "factor").write_text(str(factor))
+        # Its file is not the code: that is the backend's.
+        (version / "model.py").write_text("raise AssertionError")
+        (version.parent / "config.pbtxt").write_text('backend: "shared"')
+        assert control(gateway, f"times{factor}") == ""
+        document = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 5]}
+        url = f"http://{gateway.http}/v2/models/times{factor}/infer"
+        body = json.dumps({"inputs": [document]}).encode()
+        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=30) as answer:
+            assert json.load(answer)["outputs"][0]["data"] == [factor, 5 * factor]
+    assert get(gateway, "models/times2/config")["backend"] == "shared"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('backend: "absent"', "backend 'absent' is not supported; this gateway has: "),
+        ('backend: "../outside"', "backend '../outside' is not supported"),
+        ('backend: "empty"', "backend 'empty' is not supported"),
+        ('backend: "wrong"', "SyntaxError: invalid syntax (model.py, line 1)"),
+        (
+            'backend: "wrong" default_model_filename: "other.py"',
+            "the code of backend 'wrong' is its own model.py; remove",
+        ),
+        ('backend: "python"', "'model.py' is missing from version 1"),
+    ],
+)
+def test_a_backend_that_cannot_be_used_is_refused(
+    gateway: Gateway, repository: Path, text: str, reason: str
+) -> None:
+    directory = backends_in(repository)
+    for name, source in (("wrong", "def"), ("../outside", CLASS), ("python", CLASS)):
+        (directory / name).mkdir(exist_ok=True)
+        (directory / name / "model.py").write_text(source)
+    (directory / "empty").mkdir(exist_ok=True)
+    version = repository / "m" / "1"
+    version.mkdir(parents=True)
+    (version.parent / "config.pbtxt").write_text(text + python_models.TENSORS)
+    try:
+        assert reason in control(gateway, "m")
+    finally:
+        shutil.rmtree(repository / "m")
+
+
+@pytest.mark.parametrize(
+    ("folder", "flags", "reason"),
+    [
+        ("no-such-folder", ["--allow-python"], "is not a folder; name the one with NAME/model.py"),
+        ("", [], "give --allow-python to serve their models"),
+    ],
+)
+def test_a_folder_of_backends_that_cannot_be_used_is_refused(
+    tmp_path: Path, folder: str, flags: list[str], reason: str
+) -> None:
+    arguments = [str(tmp_path), "--backend-directory", str(tmp_path / folder), *flags]
+    with pytest.raises(click.UsageError, match=reason):
+        settings_of(arguments, environment=False)
 
 
 @pytest.mark.parametrize(
