@@ -235,6 +235,8 @@ class Settings(NamedTuple):
     #: Whether unsigned versions may be Python code.
     allow_python: bool = False
     python_models: PythonModels = PythonModels()
+    #: Whether several repositories may have a model of the same name.
+    model_namespacing: bool = False
     #: Whether each model needs a configuration with all its inputs and outputs.
     disable_auto_complete_config: bool = False
     #: Models on upstream servers, by name.

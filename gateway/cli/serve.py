@@ -87,6 +87,11 @@ class ServeOptions(TypedDict, total=False):
         "config.pbtxt. Folders of models only.",
         option(metavar="NAME", default=""),
     ]
+    model_namespacing: Annotated[
+        bool,
+        "Serve models of the same name in several repositories: an ensemble calls those of its own "
+        "repository.",
+    ]
     disable_auto_complete_config: Annotated[
         bool,
         "Take nothing of a configuration from the model's file, or from auto_complete_config of a "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import structlog
@@ -117,6 +117,14 @@ class Discovery:
             each if isinstance(each, Path) else StorageRepository(each, settings)
             for each in _distinct(settings.model_repositories)
         ]
+        #: Those of ``_repositories``; empty without ``--model-namespacing``.
+        self._namespaces = [
+            str(each)
+            for each in _distinct(settings.model_repositories)
+            if settings.model_namespacing
+        ]
+        #: Names that several repositories have, with those that their models are known by.
+        self.ambiguous: dict[str, list[str]] = {}
         self._standalone = settings.models
         self._config_name = settings.model_config_name
         self._config_file = (
@@ -148,12 +156,16 @@ class Discovery:
             raise Unavailable(f"a model repository cannot be read: {reason}") from error
 
     def _scan(self) -> dict[str, ModelEntry]:
-        repositories = [
+        repositories: list[Mapping[str, ModelEntry]] = [
             scan.scan_folder(each, self._config_name)
             if isinstance(each, Path)
             else each.found or {}
             for each in self._repositories
         ]
+        if self._namespaces:
+            spaces = dict(zip(self._namespaces, repositories, strict=True))
+            models, self.ambiguous = scan.namespaced(spaces)
+            repositories = [models]
         alone = [standalone_model.scan(path, name) for name, path in self._standalone]
         alone += self._config_file.scan() if self._config_file is not None else []
         found = scan.together([*repositories, *({entry.name: entry} for entry in alone)])

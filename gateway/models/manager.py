@@ -239,6 +239,11 @@ class ModelManager:
     def _unknown(self, name: str) -> ModelportError:
         if not self._scanned:
             return Unavailable("the server is starting; its models are not known yet")
+        if known := self._discovery.ambiguous.get(name):
+            return InvalidArgument(
+                f"There are {len(known)} identifiers of model '{name}' in global map, model "
+                "namespace must be provided to resolve ambiguity."
+            )
         why = "has no available versions" if name in self._left else "is not found"
         return NotFound(f"Request for unknown model: '{name}' {why}")
 
@@ -309,12 +314,14 @@ class ModelManager:
         explicit = settings.model_control_mode is ModelControlMode.EXPLICIT
         names = list(self._models)
         if explicit and "*" not in settings.load_models:
-            self._missing = {name for name in settings.load_models if name not in self._models}
+            known = self._models.keys() | self._discovery.ambiguous.keys()
+            self._missing = {name for name in settings.load_models if name not in known}
             for name in self._missing:
                 close = closest(name, self._models)
                 hint = {"did_you_mean": close} if close else {}
                 log.error("--load-model names no model of the repository", model=name, **hint)
-            names = [name for name in settings.load_models if name in self._models]
+            given = (self._discovery.ambiguous.get(name, [name]) for name in settings.load_models)
+            names = [name for each in given for name in each if name in self._models]
         names += [name for name in self.held.names() if name in self._models and name not in names]
         for name in names:
             self._models[name].asked = True
@@ -382,6 +389,8 @@ class ModelManager:
         async with self._scanning:
             found = self._without_ignored(await self._discovery.scan())
             found |= registered_names.entries(found, self._models)
+            if self._settings.model_namespacing:
+                self._rename(found)
             polling = self._settings.model_control_mode is ModelControlMode.POLL
             for name, entry in found.items():
                 if only not in ("", name):
@@ -400,6 +409,17 @@ class ModelManager:
                     model.look(accepted)
             self._looks = self._looks if only else found
             return [name for name in self._models if name not in found]
+
+    def _rename(self, found: Mapping[str, ModelEntry]) -> None:
+        """Keep what serves of models whose names are ambiguous now, or no longer."""
+        names = {entry.path: name for name, entry in found.items() if entry.namespace}
+        statistics = self._reconciler.statistics
+        for before, model in tuple(self._models.items()):
+            name = names.get(model.entry.path, before)
+            if name not in self._models:
+                self._models[name] = self._models.pop(before)
+                if before in statistics:
+                    statistics[name] = statistics.pop(before)
 
     def _without_ignored(self, found: Mapping[str, ModelEntry]) -> dict[str, ModelEntry]:
         """The models of a scan; log what else there is, once."""
@@ -461,7 +481,8 @@ class ModelManager:
             gone = await self._scan()
         new = self._register(name, source) if source and source not in gone else None
         try:
-            await self._load_found(name, override, gone)
+            for each in self._discovery.ambiguous.get(name, [name]):
+                await self._load_found(each, override, gone)
         except ModelportError:
             if new is not None and self._models.get(name) is new:
                 await self._unload(name)
@@ -542,12 +563,27 @@ class ModelManager:
                 pass
         idle = [each for each in self._ensembles_of(name) if each.asked and not each.served]
         await self._reconciler.reconcile_all(idle)
+        await self._follow_names()
         try:
             await self._settled(model)
         except InvalidArgument:
             if model.override == override and model.serving.items() <= serving.items():
                 model.override, model.overridden = before
             raise
+
+    async def _follow_names(self) -> None:
+        """Reconcile models that serve and have another name now, or whose steps have."""
+        stale = [
+            name
+            for name, model in self._models.items()
+            if model.served
+            and model.reconciled is not None
+            and (model.reconciled.name, model.reconciled.beside) != (name, model.entry.beside)
+        ]
+        models = self._with_steps(stale)
+        await self._reconciler.reconcile_all(
+            [each for each in models if each.entry.name in stale or not each.served]
+        )
 
     def _with_steps(self, names: Iterable[str]) -> list[ModelRecord]:
         """The models ``names`` and, for ensembles, the models of their steps, as in Triton."""
@@ -624,7 +660,8 @@ class ModelManager:
             NotFound: no such model.
         """
         self.require_explicit(name)
-        await asyncio.shield(self._reconciler.in_background(self._unload(name, dependents)))
+        for each in self._discovery.ambiguous.get(name, [name]):
+            await asyncio.shield(self._reconciler.in_background(self._unload(each, dependents)))
 
     async def _unload(self, name: str, dependents: bool = False) -> None:
         while loads := [end for end, names in self._composing.items() if name in names]:

@@ -72,8 +72,13 @@ def histogram_buckets(config: ModelConfig | None) -> Sequence[float]:
 
 def _parsed(entry: ModelEntry, override: str | None) -> ModelConfig:
     if override is not None:
-        return configuration.parse_json(override)
-    return configuration.parse(entry.config_text or "")
+        config = configuration.parse_json(override)
+    else:
+        config = configuration.parse(entry.config_text or "")
+    known = dict(entry.beside)
+    for step in config.ensemble_scheduling.step:
+        step.model_name = known.get(step.model_name, step.model_name)
+    return config
 
 
 class Computation(NamedTuple):

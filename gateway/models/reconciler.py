@@ -270,6 +270,7 @@ class Reconciler:
         model.failed.pop(number, None)
         model.troubled = False
         self.statistics.setdefault(name, {})[number] = statistics
+        statistics.namespace = model.entry.namespace
         model.served[number], model.serving[number] = version, content
         model.states[number] = (VersionState.READY, "")
         self._loaded += 1

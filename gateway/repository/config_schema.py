@@ -186,7 +186,8 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 #: Path → remedy.
 REFUSED: Mapping[str, str] = {
     "sequence_batching.state.use_growable_memory": "it is memory of a GPU; remove it",
-    "ensemble_scheduling.step.model_namespace": "models have one namespace; remove it",
+    "ensemble_scheduling.step.model_namespace": "an ensemble calls the models of its own "
+    "repository; remove it",
     "instance_group.secondary_devices": "no backend has any; remove it",
     "instance_group.passive": "every instance takes requests; remove it",
     "model_operations": "custom operators are native code; export the model without them",

@@ -15,6 +15,7 @@ import hashlib
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -68,6 +69,10 @@ class ModelEntry(NamedTuple):
     ``ignored`` are folders that may be meant as versions. What is not ``is_model`` is never loaded;
     ``problem`` says why. A model registered under another name has its name in the repository as
     ``source``, or its folder outside of the repositories.
+
+    With ``--model-namespacing``, ``namespace`` is the repository, and ``name`` begins with it if
+    another one has the model's name, too. ``beside`` are the names of such models of the
+    repository, each with the one that it is known by.
     """
 
     name: str
@@ -79,10 +84,14 @@ class ModelEntry(NamedTuple):
     ignored: tuple[str, ...] = ()
     is_model: bool = True
     source: str = ""
+    namespace: str = ""
+    beside: tuple[tuple[str, str], ...] = ()
 
     @property
     def repository_name(self) -> str:
         """The model's name in the repository, in its configuration and its certificates."""
+        if self.namespace and not self.source:
+            return self.name.removeprefix(_in_namespace(self.namespace, ""))
         return self.source.rpartition("/")[2] or self.name
 
     def registered_as(self, name: str) -> ModelEntry:
@@ -183,6 +192,40 @@ def together(repositories: Iterable[Mapping[str, ModelEntry]]) -> dict[str, Mode
                 entry = ModelEntry(name, entry.path, problem=problem)
             found[name] = entry
     return found
+
+
+def _in_namespace(namespace: str, name: str) -> str:
+    return f"{namespace}::{name}"
+
+
+def namespaced(
+    repositories: Mapping[str, Mapping[str, ModelEntry]],
+) -> tuple[dict[str, ModelEntry], dict[str, list[str]]]:
+    """The models of all ``repositories``, which are their namespaces; and the ambiguous names.
+
+    A model whose name more than one repository has is known by its namespace and its name.
+    """
+    counts = Counter(
+        name for found in repositories.values() for name, each in found.items() if each.is_model
+    )
+    models: dict[str, ModelEntry] = {}
+    ambiguous: dict[str, list[str]] = {}
+    for namespace, found in repositories.items():
+        own = {
+            name: _in_namespace(namespace, name)
+            for name, entry in sorted(found.items())
+            if entry.is_model and counts[name] > 1
+        }
+        for name, entry in found.items():
+            known = own.get(name, name)
+            if entry.is_model:
+                beside = tuple(own.items())
+                models[known] = entry._replace(name=known, namespace=namespace, beside=beside)
+            else:
+                models.setdefault(name, entry)
+        for name, known in own.items():
+            ambiguous.setdefault(name, []).append(known)
+    return models, ambiguous
 
 
 def settled(

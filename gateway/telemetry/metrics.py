@@ -19,6 +19,7 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
+    Sample,
 )
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
@@ -77,6 +78,24 @@ _CACHE_COUNTERS = (
 def triton_families(source: StatisticsSource, chosen: MetricsChoice) -> Iterator[Metric]:
     """The metrics with Triton's names, of those ``chosen``."""
     rows = [((name, str(version)), stats) for name, version, stats in source()]
+    spaces = {key: stats.namespace for key, stats in rows if stats.namespace}
+    for family in _triton_families(rows, chosen):
+        if spaces:
+            family.samples = [_in_namespace(sample, spaces) for sample in family.samples]
+        yield family
+
+
+def _in_namespace(sample: Sample, spaces: Mapping[tuple[str, str], str]) -> Sample:
+    """Add the label ``namespace`` to a sample of a model that has one."""
+    namespace = spaces.get((sample.labels["model"], sample.labels["version"]))
+    return (
+        sample._replace(labels={**sample.labels, "namespace": namespace}) if namespace else sample
+    )
+
+
+def _triton_families(
+    rows: Sequence[tuple[tuple[str, str], Statistics]], chosen: MetricsChoice
+) -> Iterator[Metric]:
     labels = ("model", "version")
     cached = [(key, statistics) for key, statistics in rows if statistics.cached]
     for counters, counted in ((_COUNTERS, rows), (_CACHE_COUNTERS, cached)):

@@ -106,6 +106,8 @@ class Statistics:
         self.buckets_ms = buckets_ms
         #: Quantiles of latencies, with ``summarized``.
         self.summaries = LatencySummaries() if summarized else None
+        #: The repository of the model, with ``--model-namespacing``.
+        self.namespace = ""
         self.last_inference_ms = 0
         self.inference_count = 0
         self.execution_count = 0

@@ -337,6 +337,21 @@ def beside(bench: Bench, root: Path, link: str) -> Path:
     return path.parent
 
 
+def namespaced(test: str) -> Build:
+    """The two repositories of a test of ``L0_model_namespacing``."""
+
+    def build(bench: Bench, root: Path) -> None:
+        source = bench.source(SERVER) / "qa" / "L0_model_namespacing" / test
+        shutil.copytree(source / "addsub_repo", root, dirs_exist_ok=True)
+        folder = beside(bench, root, "L0_model_namespacing/test_dir/addsub_repo")
+        shutil.rmtree(folder / "subadd_repo", ignore_errors=True)
+        shutil.copytree(source / "subadd_repo", folder / "subadd_repo")
+        for model in (*root.iterdir(), *(folder / "subadd_repo").iterdir()):
+            (model / "1").mkdir(exist_ok=True)
+
+    return build
+
+
 def cached(bench: Bench, root: Path) -> None:
     simple_ensemble(bench, root)
     beside(bench, root, "L0_response_cache/models/ensemble_models")

@@ -535,6 +535,36 @@ STAGES = (
         *("L0_metrics/metrics_config_test.py", schedules.one_model),
         select="namespace_off",
     ),
+    *(
+        Stage(
+            *("L0_model_namespacing/test.py", models.namespaced(test)),
+            (
+                *(
+                    "--model-repository",
+                    "{folder}/test_dir/subadd_repo",
+                    "--model-namespacing",
+                    "true",
+                ),
+                *mode,
+            ),
+            f"{suite} and {test}",
+            settings={"TRITON_QA_PYTHON_MODEL_DIR": "{folder}", "PYTHONDONTWRITEBYTECODE": "1"},
+            environment={
+                "NAMESPACE_TESTING_DIRCTORY": "{folder}/test_dir",
+                "TRITON_QA_ROOT_DIR": "{folder}/..",
+            },
+        )
+        for suite, mode in (
+            ("ModelNamespacePoll", ("--model-control-mode", "poll", "--repository-poll-secs", "2")),
+            ("ModelNamespaceExplicit", EXPLICIT),
+        )
+        for test in (
+            "test_duplication",
+            "test_dynamic_resolution",
+            "test_ensemble_duplication",
+            "test_no_duplication",
+        )
+    ),
     Stage("L0_metrics/cpu_metrics_test.py", schedules.torch_floats, changed=ON_CPU),
     Stage(
         *("L0_metrics/histogram_metrics_test.py", schedules.decoupled_ensemble),

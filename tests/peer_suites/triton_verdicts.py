@@ -180,14 +180,14 @@ NOT_RUN = {
 }
 
 NOT_SUPPORTED = {
+    f"{_METRICS}::test_model_namespacing_label_with_namespace_on": "wants the repositories to be "
+    "below /opt/tritonserver/qa, by name; tests/conformance/test_namespaces.py has its label",
     **_each(
         "Triton's own spans and events (InferRequest, HTTP_RECV_START); the gateway's have the "
         "names of OpenTelemetry's conventions",
         "L0_trace/opentelemetry_unittest.py::OpenTelemetryTest::test_",
         *("custom", "grpc", "http", "non_decoupled", "sagemaker", "streaming"),
     ),
-    "L0_model_namespacing": "two models of one name (--model-namespacing)",
-    f"{_METRICS}::test_model_namespacing_label_with_namespace_on": "--model-namespacing",
 }
 
 _UNCACHED = "an ensemble is not cached: its answers would outlive the models of its steps"
