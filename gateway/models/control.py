@@ -149,7 +149,7 @@ class LocalControl:
         operations = Operations()
         self.register, self.broadcast = operations.register, operations.run
         self.unload_version = manager.unload_version
-        self._sent = SentFiles(manager.outside)
+        self._sent = SentFiles(manager.outside, manager.dropped)
 
     async def load(
         self,

@@ -80,6 +80,8 @@ class ModelManager:
         self._composing: dict[asyncio.Future[None], set[str]] = {}
         #: Folders of sent files that a load which may fail replaces.
         self._replaced: set[Path] = set()
+        #: Folders outside of the repositories that a model was served from.
+        self._dropped: set[Path] = set()
         self._looks: Mapping[str, ModelEntry] = {}
         self._missing: set[str] = set()
         #: Models that have been served, and are not in the repository any more.
@@ -477,7 +479,7 @@ class ModelManager:
         gone = await self._scan()
         folder = self._discovery.folders.get(name)
         if folder is not None and is_sent(folder) and name in self._discovery.hidden:
-            del self._discovery.folders[name]  # as in Triton, back to the model of the repository
+            self._place(name, None)  # as in Triton, back to the model of the repository
             gone = await self._scan()
         new = self._register(name, source) if source and source not in gone else None
         try:
@@ -497,7 +499,7 @@ class ModelManager:
         model = self._models.get(name)
         overridden = None if model is None else (model.override, model.overridden)
         self._replaced |= {before} if before is not None else set()
-        folders[name] = folder
+        self._place(name, folder)
         try:
             await self._load_found(name, override, await self._scan())
         except ModelportError:
@@ -509,7 +511,7 @@ class ModelManager:
             elif name in self._models:
                 await self._unload(name)
             else:
-                del folders[name]
+                self._place(name, None)
             raise
         finally:
             self._replaced -= {before}
@@ -517,10 +519,7 @@ class ModelManager:
     async def _put_back(self, model: ModelRecord, folder: Path | None) -> None:
         """Serve the model from ``folder``, or from the repository, as before a load that failed."""
         name = model.entry.name
-        if folder is None:
-            del self._discovery.folders[name]
-        else:
-            self._discovery.folders[name] = folder
+        self._place(name, folder)
         await self._scan()
         if model.served:
             model.forget_failures()
@@ -531,6 +530,23 @@ class ModelManager:
     def outside(self) -> set[Path]:
         """The folders outside of the repositories that models are served from."""
         return {*self._discovery.folders.values(), *self._replaced}
+
+    def dropped(self) -> set[Path]:
+        """The folders of that kind that are no longer used, each told once."""
+        loading = {name for name, model in self._models.items() if model.reconciliations}
+        gone = {each for each in self._dropped - self.outside() if each.name not in loading}
+        self._dropped -= gone
+        return gone
+
+    def _place(self, name: str, folder: Path | None) -> Path | None:
+        """Have the model in ``folder`` alone; return the one before it."""
+        folders = self._discovery.folders
+        before = folders.pop(name, None)
+        if before is not None:
+            self._dropped.add(before)
+        if folder is not None:
+            folders[name] = folder
+        return before
 
     def _register(self, name: str, source: str) -> ModelRecord | None:
         """Add the model ``source`` under ``name``; None: it has that name already."""
@@ -675,7 +691,7 @@ class ModelManager:
             del self._models[name]
             # A load that waits for the model's lock finds nothing to load.
             model.entry = model.entry._replace(versions={})
-        outside = self._discovery.folders.pop(name, None)
+        outside = self._place(name, None)
         for ensemble in self._ensembles_of(name):
             await self._stop(ensemble)
         await self._stop(model)
@@ -732,7 +748,7 @@ class ModelManager:
     async def stop(self) -> None:
         """Unload everything; call when no new request can arrive."""
         await self._reconciler.stop()
-        for folder in filter(is_sent, self.outside()):
+        for folder in filter(is_sent, self.outside() | self._dropped):
             await asyncio.to_thread(sent_files.remove, folder)
 
     def require_explicit(self, *names: str) -> None:

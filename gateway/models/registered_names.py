@@ -92,7 +92,7 @@ def check_replaced(
         raise InvalidArgument(
             f"failed to load '{name}': another server runs the model; choose another name"
         )
-    if model is not None and model.entry.source and name not in folders:
+    if model is not None and model.entry.source and not model.entry.source.startswith("/"):
         raise AlreadyExists(
             f"the name '{name}' is that of a registered model; unregister it, or choose another"
         )

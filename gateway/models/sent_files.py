@@ -92,10 +92,14 @@ class SentFiles:
 
     Args:
         used: the folders outside of the repositories that models use now.
+        dropped: those that they used and no longer do, each told once.
     """
 
-    def __init__(self, used: Callable[[], set[Path]]) -> None:
-        self._used = used
+    def __init__(self, used: Callable[[], set[Path]], dropped: Callable[[], set[Path]]) -> None:
+        self._used, self._dropped = used, dropped
+        #: Those that changes in progress have made: another change may drop one while it loads.
+        self._new: set[Path | None] = set()
+        self._unused: set[Path] = set()
 
     async def completed(
         self,
@@ -118,13 +122,18 @@ class SentFiles:
     async def _change(
         self, change: Callable[[str], Awaitable[None]], name: str, files: Mapping[str, bytes]
     ) -> None:
-        before = self._used()
         folder = await asyncio.to_thread(_store, name, files) if files else None
+        self._new.add(folder)
         try:
             await change("" if folder is None else str(folder))
         finally:
-            unused = (before if folder is None else {*before, folder}) - self._used()
-            for each in filter(is_sent, unused):
+            self._new.discard(folder)
+            self._unused |= {*filter(is_sent, self._dropped())}
+            if folder is not None and folder not in self._used():
+                self._unused.add(folder)
+            unused = self._unused - self._new
+            self._unused -= unused
+            for each in unused:
                 await asyncio.to_thread(remove, each)
 
 

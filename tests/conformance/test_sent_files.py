@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import os
+import shutil
 import signal
 import tempfile
 import uuid
@@ -26,26 +27,33 @@ from tests.server import Gateway, serving
 EXPLICIT = ("--model-control-mode", "explicit")
 CONFIG = '{"backend": "onnxruntime"}'
 MOST_BYTES = 1024 * 1024
+#: The model of the repository, under a name that no other test has, to find its folder.
+OWN = f"own{uuid.uuid4().hex}"
 
 
 @pytest.fixture(scope="module")
 def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A model that multiplies by five; the repository's ``x2`` does by two."""
+    """A model that multiplies by five; the repository's does by two."""
     return models.multiply(tmp_path_factory.mktemp("sent") / "model.onnx", 5.0).read_bytes()
 
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     root = models.repository(tmp_path_factory.mktemp("explicit"))
-    (root / "x2" / "1").rename(root / "x2" / "3")
+    (root / "x2").rename(root / OWN)
+    (root / OWN / "1").rename(root / OWN / "3")
+    (root / OWN / "config.pbtxt").write_text(models.X2_CONFIG.replace("x2", OWN))
     with serving(root, *EXPLICIT, "--http-max-input-size", str(MOST_BYTES)) as gateway:
         yield gateway
 
 
 @pytest.fixture
-def new() -> str:
-    """A name that no other test has, to find its folder."""
-    return f"sent{uuid.uuid4().hex}"
+def new() -> Iterator[str]:
+    """A name that no other test has, to find its folder, which a gateway leaves if it is killed."""
+    name = f"sent{uuid.uuid4().hex}"
+    yield name
+    for folder in folders(name):
+        shutil.rmtree(folder.parent, ignore_errors=True)
 
 
 def folders(name: str) -> list[Path]:
@@ -78,24 +86,24 @@ def test_files_serve_under_any_name_until_the_model_is_loaded_or_unloaded(
 ) -> None:
     control = ControlCaller(CALLERS[transport](gateway, runner), runner)
     files = {"file:1/model.onnx": content}
-    control("load_model", "x2")
-    for name in (new, "x2"):
+    control("load_model", OWN)
+    for name in (new, OWN):
         assert "config" in control.refusal("load_model", name, files=files).message()
         control("load_model", name, config=CONFIG, files=files)
         assert answer(gateway, name) == [5, 10, 15, 20]
         (folder,) = folders(name)
         assert folder.parent.stat().st_mode & 0o777 == 0o700
         assert control("get_model_metadata", name)["versions"] == ["1"]
-    control("load_model", "x2")
-    assert not folders("x2")
-    assert answer(gateway, "x2") == [2, 4, 6, 8]
+    control("load_model", OWN)
+    assert not folders(OWN)
+    assert answer(gateway, OWN) == [2, 4, 6, 8]
     control("load_model", new, config=CONFIG, files={"file:7/model.onnx": content})
     assert [each.name for each in folders(new)[0].iterdir()] == ["7"]
     control("unload_model", new)
     assert not folders(new)
     assert answer(gateway, new) == 404
     assert control.refusal("load_model", new).status() == status(transport, 404, "NOT_FOUND")
-    control("unload_model", "x2")
+    control("unload_model", OWN)
     control.close()
 
 
@@ -116,10 +124,10 @@ def test_files_that_do_not_load_change_nothing_and_are_not_kept(
         assert folders(new) == kept
     assert load(gateway, new, '{"backend": "nobody"}', **damaged).status != 200
     assert answer(gateway, new) == [5, 10, 15, 20]
-    assert load(gateway, "x2", None).status == 200
-    assert load(gateway, "x2", **damaged).status == 400
-    assert answer(gateway, "x2") == [2, 4, 6, 8]
-    assert not folders("x2")
+    assert load(gateway, OWN, None).status == 200
+    assert load(gateway, OWN, **damaged).status == 400
+    assert answer(gateway, OWN) == [2, 4, 6, 8]
+    assert not folders(OWN)
 
 
 UP = "../" * 8 + "tmp/escaped"

@@ -38,7 +38,7 @@ class CoordinatedControl:
         self._settings = settings
         self.pid = os.getppid()
         self.local = LocalControl(manager)
-        self._sent = SentFiles(manager.outside)
+        self._sent = SentFiles(manager.outside, manager.dropped)
         self.operations = Operations()
         self.register = self.operations.register
         self._register_models()

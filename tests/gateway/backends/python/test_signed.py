@@ -82,6 +82,7 @@ def test_signed_files_of_a_request_are_served_and_others_refused(
         assert ask(gateway, CODE)[1]["outputs"][0]["data"] == [3.0]
         assert ask(gateway, "os._exit(1)")[0] == 503  # the next process reads the files again
         assert ask(gateway, CODE)[1]["outputs"][0]["data"] == [3.0]
+        assert gateway.terminate() == 0
 
 
 @pytest.mark.parametrize("name", ["helper.py", "model.py", "new.py"])
