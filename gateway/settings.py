@@ -122,6 +122,7 @@ class RecordSettings(NamedTuple):
         headers: names of header fields to record besides those that a request needs.
         redact, hashed: rules for the fields that are left out, or replaced by a hash with
             ``hash_key``.
+        key: with which records are encrypted; empty: they are not.
         max_record_bytes: the content of a request that is recorded.
         rotate_bytes, rotate_seconds: the size and the age at which a file is complete.
         max_bytes: of all files in a folder; the oldest are deleted.
@@ -134,6 +135,7 @@ class RecordSettings(NamedTuple):
     redact: tuple[str, ...] = ()
     hashed: tuple[str, ...] = ()
     hash_key: bytes = b""
+    key: bytes = b""
     max_record_bytes: int = 1 << 20
     rotate_bytes: int = 64 << 20
     rotate_seconds: float = 3600.0

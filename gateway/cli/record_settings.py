@@ -8,12 +8,9 @@ from typing import Any
 
 import click
 
-from modelport.gateway.repository import untrusted_files
+from modelport.gateway.recording import record_encryption
 from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.settings import RecordSettings
-
-#: Bytes of a key of hashes.
-LEAST_KEY_BYTES, MOST_KEY_BYTES = 16, 4096
 
 
 def record_shares(ctx: Any, param: Any, values: tuple[str, ...]) -> Mapping[str, float]:
@@ -46,7 +43,8 @@ def record_settings(options: dict[str, Any]) -> RecordSettings | None:
         tuple(options.pop("record_headers")),
         tuple(options.pop("record_redact")),
         tuple(options.pop("record_hash")),
-        _key(options.pop("record_hash_key")),
+        _key(options.pop("record_hash_key"), "--record-hash-key"),
+        _key(options.pop("record_key"), "--record-key"),
         options.pop("record_max_request_bytes"),
         options.pop("record_rotate_bytes"),
         options.pop("record_rotate_seconds"),
@@ -66,19 +64,5 @@ def record_settings(options: dict[str, Any]) -> RecordSettings | None:
     return made
 
 
-def _key(path: Path | None) -> bytes:
-    if path is None:
-        return b""
-    try:
-        key = untrusted_files.read(Path(path), MOST_KEY_BYTES).strip()
-    except OSError as error:
-        raise click.UsageError(
-            f"--record-hash-key '{path}' cannot be read ({str(error.strerror).lower()}); write one "
-            "with 'openssl rand -hex 32'"
-        ) from error
-    if len(key) < LEAST_KEY_BYTES:
-        raise click.UsageError(
-            f"--record-hash-key '{path}' has {len(key)} bytes, and needs {LEAST_KEY_BYTES}; write "
-            "one with 'openssl rand -hex 32'"
-        )
-    return key
+def _key(path: Path | None, option: str) -> bytes:
+    return b"" if path is None else record_encryption.read_key(Path(path), option)

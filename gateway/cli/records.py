@@ -16,6 +16,7 @@ from modelport.gateway.cli.key import read_duration
 from modelport.gateway.cli.paths import ExistingRepository
 from modelport.gateway.cli.tables import print_table
 from modelport.gateway.errors import UsageError
+from modelport.gateway.recording.record_encryption import record_key_option
 from modelport.gateway.repository.storage.location import Location
 
 #: A file that is being written is left alone until nothing has changed it for so long.
@@ -39,6 +40,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     metavar="N",
     help="Show the first N requests, with their status and duration.",
 )
+@record_key_option
 @_json
 def show(where: Path | Location, limit: int | None, as_json: bool) -> None:
     """Show the files of RECORDS by model.

@@ -386,6 +386,12 @@ class ServeOptions(TypedDict, total=False):
         "File with the key of these hashes, of 16 bytes or more.",
         option(metavar="FILE"),
     ]
+    record_key: Annotated[
+        AnyPath,
+        "Encrypt records by AES-256-GCM with the key in this file; 'replay', 'drift' and 'records "
+        "show' take it, too.",
+        option(metavar="FILE"),
+    ]
     record_header: Annotated[
         str | Sequence[str],
         "Record this header field of requests, too. Repeatable.",

@@ -20,6 +20,7 @@ import numpy as np
 import orjson
 
 from modelport.gateway.errors import InvalidArgument, ModelportError, UsageError
+from modelport.gateway.recording import record_encryption
 from modelport.gateway.recording.record_files import PART, SUFFIX, RecordFile, files_in
 from modelport.gateway.recording.record_format import TYPE
 from modelport.gateway.repository import untrusted_files
@@ -119,7 +120,8 @@ def is_records(path: Path) -> bool:
         return False
     try:
         with untrusted_files.open_file(path) as file:
-            return b'"specversion"' in file.read(64)
+            begin = file.read(64)
+            return b'"specversion"' in begin or begin.startswith(record_encryption.BEGIN)
     except OSError:
         return False
 
@@ -197,7 +199,7 @@ def _records(
         return
     with opened:
         # What a gateway appends from now on may be the replay of these very records.
-        number, left = 0, file.size
+        number, left, key = 0, file.size, record_encryption.given_key()
         while left > 0 and (line := opened.readline(MOST_LINE_BYTES + 1)):
             number, left = number + 1, left - len(line)
             try:
@@ -207,11 +209,18 @@ def _records(
                     while (rest := opened.readline(1 << 20)) and not rest.endswith(b"\n"):
                         pass
                     raise DamagedRecord(f"it is longer than {MOST_LINE_BYTES} bytes")
-                record = parse(line)
+                record = parse(_clear(line, key))
             except DamagedRecord as error:
                 damaged(file.key, number, str(error))
             else:
                 yield record
+
+
+def _clear(line: bytes, key: bytes | None) -> bytes:
+    try:
+        return record_encryption.decrypt(line, key)
+    except ValueError as error:
+        raise DamagedRecord(str(error)) from error
 
 
 def _open(where: Path | Location, file: RecordFile) -> IO[bytes]:

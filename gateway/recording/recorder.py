@@ -18,6 +18,7 @@ from functools import partial
 import structlog
 from prometheus_client.core import CounterMetricFamily, Metric
 
+from modelport.gateway.recording.record_encryption import RecordCipher
 from modelport.gateway.recording.record_files import FolderSink, ObjectSink, RecordSink, Written
 from modelport.gateway.recording.record_format import Rules, encode, pattern
 from modelport.gateway.repository.storage.location import Location
@@ -79,6 +80,7 @@ class RequestRecorder:
             tuple(map(pattern, settings.redact)), tuple(map(pattern, settings.hashed)),
             settings.hash_key, frozenset(each.lower().encode() for each in settings.headers),
         )  # fmt: skip
+        self._cipher = RecordCipher(settings.key) if settings.key else None
         number = os.getpid() if worker is None else worker
         self._source = f"//{socket.gethostname()}/modelport/{number}"
         self._sink = sink_of(settings) if sink is None else sink
@@ -161,6 +163,8 @@ class RequestRecorder:
             record, captured = self._waiting.popleft()
             try:
                 line = encode(record, captured, self._rules, self._source)
+                if self._cipher is not None:
+                    line = self._cipher.encrypt(line)
             except Exception:
                 log.exception("a record cannot be made", model=record.model)
                 self.dropped[Dropped.NOT_WRITTEN] += 1

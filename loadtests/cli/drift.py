@@ -13,6 +13,7 @@ import click
 from modelport.gateway.cli.errors import OneLineCommand
 from modelport.gateway.cli.paths import EXISTING, WRITTEN
 from modelport.gateway.extras import require_extra
+from modelport.gateway.recording.record_encryption import record_key_option
 from modelport.loadtests.cli.options import check_writable, interruptible
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ MOST_SHOWN = 20
     metavar="FILE.prom",
     help="Write the shifts as metrics, for node_exporter's textfile collector or a Pushgateway.",
 )
+@record_key_option
 def drift(records: Path, baseline: Path, **options: Any) -> None:
     """Compare the inputs and outputs of recorded requests with a baseline, by feature.
 

@@ -15,6 +15,7 @@ from modelport.gateway.cli.paths import WRITTEN, ExistingRepository
 from modelport.gateway.cli.server_credentials import credential_options
 from modelport.gateway.errors import UsageError
 from modelport.gateway.extras import require_extra
+from modelport.gateway.recording.record_encryption import record_key_option
 from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.runtime.progress import progress_bar
 from modelport.loadtests.cli.options import (
@@ -85,6 +86,7 @@ SHOWN_SECONDS = 0.2
 )
 @click.option("--json-report", "json_file", type=WRITTEN, help="Write the counts as JSON.")
 @click.option("--quiet", "-q", is_flag=True, help="Do not show progress.")
+@record_key_option
 @credential_options
 def replay(records: Path | Location, **options: Any) -> None:
     """Send recorded requests to a server again, and compare the answers.
