@@ -112,6 +112,7 @@ def _silent(stage: str, done: int, total: int) -> None:
 def _served(path: Path) -> Iterator[tuple[Client, str]]:
     """A client of a model that this process serves on the loopback interface, and its name."""
     from modelport.client import Client
+    from modelport.gateway.repository import config
     from modelport.server import Server
 
     if not path.exists():
@@ -119,17 +120,22 @@ def _served(path: Path) -> Iterator[tuple[Client, str]]:
             f"'{path}' does not exist; name a model's folder or file, or give --url for one of a "
             "running gateway"
         )
+    place = path.absolute()
     if path.is_dir():
+        if place.name.isdigit() and not (path / config.FILENAME).exists():
+            raise UsageError(
+                f"'{path}' is a version; give the model's folder, '{place.parent}', and "
+                f"--model-version {place.name}"
+            )
         # The models of a pipeline's steps are beside it.
-        name, beside = path.absolute().name, path.absolute().parent
         server = Server(
-            model_repository=beside,
+            model_repository=place.parent,
             model_control_mode="explicit",
-            load_model=[name],
+            load_model=[place.name],
             exit_on_error=True,
         )
     else:
-        name, server = path.stem, Server(path, exit_on_error=True)
+        server = Server(path, exit_on_error=True)
     try:
         server.start()
     except Unavailable as error:
@@ -138,6 +144,6 @@ def _served(path: Path) -> Iterator[tuple[Client, str]]:
         ) from error
     try:
         with Client(server.http_url) as client:
-            yield client, name
+            yield client, place.name if path.is_dir() else client.models()[0].name
     finally:
         server.stop()

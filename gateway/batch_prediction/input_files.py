@@ -185,6 +185,8 @@ def _of_arrow(column: pyarrow.Array) -> Array:
             return _objects(column.to_pylist())
         shape.append(int(lengths[0]))
         values = values.flatten()
+    if pa.types.is_decimal(values.type):
+        values = values.cast(pa.float64())
     if values.null_count:
         return _objects(column.to_pylist())
     found: Array = values.to_numpy(zero_copy_only=False)

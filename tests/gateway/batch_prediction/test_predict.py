@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
+from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -143,7 +145,12 @@ def test_the_command_ends_with_1_if_a_row_fails(
     rows = tmp_path / "rows.csv"
     rows.write_text("x\n1\n7\n")
     url = client._client._url.removeprefix("http://")
-    for model, *more in (("table", "--url", url), (str(repository / "table"),)):
+    folder = repository / "table"
+    for model, *more in (
+        ("table", "--url", url),
+        (str(folder),),
+        (str(folder / "1" / "model.onnx"),),
+    ):
         done = command(
             "predict", str(rows), "--model", model, "-o", str(tmp_path / "a.jsonl"), "-q",
             "--overwrite", *more,
@@ -160,6 +167,34 @@ def test_a_file_without_rows_has_no_answers(
     done = tmp_path / f"answers.{output}"
     assert modelport.predict(rows, model="x2", output=done, client=client).rows == 0
     assert read(done) == []
+
+
+@parquet
+def test_values_of_parquet_are_numbers_and_texts_or_missing(
+    client: modelport.Client, tmp_path: Path
+) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rows = tmp_path / "rows.parquet"
+    columns = {
+        "x": pa.array([[1, 2, 3, 4], None, [1, 2, 3]], pa.list_(pa.float64())),
+        "price": pa.array([Decimal("1.5")] * 3),
+        "words": pa.array(["a", None, "a"]).dictionary_encode(),
+        "day": pa.array([datetime(2026, 1, 9)] * 3),
+    }
+    parquet.write_table(pa.table(columns), rows)
+
+    def answers(name: str, model: str, column: str) -> list[Any]:
+        done = tmp_path / f"{name}.jsonl"
+        modelport.predict(rows, model=model, output=done, client=client, column=[f"x={column}"])
+        return [row.get("y") for row in read(done)]
+
+    assert answers("x", "x2", "x") == [[2, 4, 6, 8], None, None]
+    assert answers("price", "x2", "price,price,price,price") == [[3.0] * 4] * 3
+    assert answers("words", "words", "words") == [["a"], None, ["a"]]
+    with pytest.raises(UsageError, match=r"'day'.* does not fit input 'x', FP32"):
+        answers("day", "x2", "day,day,day,day")
 
 
 def test_rows_of_different_lengths_and_texts_are_predicted(
@@ -389,6 +424,10 @@ def test_options_that_do_not_fit_the_model_are_refused(
     lines.unlink()
     with pytest.raises(NotFound, match="did you mean 'table'"):
         modelport.predict(rows, model="tabel", output=done, client=client)
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"is a version; give the model's folder, .*-version 1"):
+        modelport.predict(rows, model=tmp_path / "m" / "1", output=done)
+    shutil.rmtree(tmp_path / "m")
     with pytest.raises(UsageError, match="does not exist; name a model's folder or file, or"):
         modelport.predict(rows, model="x2", output=done)
     assert [*tmp_path.iterdir()] == [rows]
