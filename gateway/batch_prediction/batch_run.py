@@ -34,13 +34,13 @@ from modelport.gateway.errors import (
     suggestion,
 )
 from modelport.gateway.runtime.progress import Show
-from modelport.gateway.types import NUMPY_DTYPES, Array
+from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype
 
 #: Rows of a request to a server that does not tell how many it takes.
 UNKNOWN_BATCH_SIZE = 32
 #: Rounds of requests in a block, and rows of one; more rows cost less each.
 BLOCK_ROUNDS, LEAST_BLOCK_ROWS = 4, 64
-#: The assumed size of a row of answers whose dimensions the model leaves open.
+#: The assumed size of a row of an output whose dimensions the model leaves open, or of texts.
 OPEN_ROW_BYTES = 1 << 16
 #: Waits before a request to a server that is not available is repeated.
 RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -144,13 +144,15 @@ class BatchRun:
         self._batch_size = min(model.batch_size, batch_size or model.batch_size)
         self._concurrency = concurrency
         self._outputs = [each.name for each in model.outputs]
-        sizes = [
-            NUMPY_DTYPES[each.datatype].itemsize * math.prod(each.shape) for each in model.outputs
-        ]
-        is_open = any(size < 0 for size in sizes) or any(-1 in o.shape for o in model.outputs)
+        row_bytes = sum(
+            OPEN_ROW_BYTES
+            if -1 in each.shape or each.datatype is Datatype.BYTES
+            else NUMPY_DTYPES[each.datatype].itemsize * math.prod(each.shape)
+            for each in model.outputs
+        )
         #: Rows of a block: their answers do not fill the memory, and soon are on the disk.
         self._block_rows = input_files.rows_of(
-            OPEN_ROW_BYTES if is_open else sum(sizes),
+            row_bytes,
             max(LEAST_BLOCK_ROWS, BLOCK_ROUNDS * max(1, self._batch_size) * concurrency),
         )
 

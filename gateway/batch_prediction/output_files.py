@@ -29,7 +29,6 @@ PART = ".part"
 #: Rows of a group of Parquet, and their bytes.
 GROUP_ROWS, GROUP_BYTES = 1 << 20, 64 << 20
 _RUN, _ROWS, _COMPLETE = "run.json", "rows", "complete"
-_READ_BYTES = 1 << 20
 _JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 _NOT_FINITE = {math.inf: "Infinity", -math.inf: "-Infinity"}
 

@@ -106,7 +106,7 @@ def families_json(metrics: Iterable[Metric]) -> list[Family]:
             family.documentation,
             family.type,
             [
-                [s.name, s.labels, s.value, *((s.exemplar,) if s.exemplar else ())]
+                [s.name, s.labels, s.value, *([[*s.exemplar]] if s.exemplar else ())]
                 for s in family.samples
             ],
         ]

@@ -124,6 +124,22 @@ async def test_a_traced_request_is_an_exemplar_of_its_buckets_in_openmetrics(
     assert "trace_id" not in (await scraped(gateway, "text/plain")).text
 
 
+@pytest.mark.thorough
+async def test_exemplars_come_from_all_workers(
+    folder: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, collector, "grpc")
+    with serving_process(folder, "--workers", "2", may_fork=False) as gateway:
+        async with httpx.AsyncClient() as http:
+            url = f"http://{gateway.http}/v2/models/x2/infer"
+            await http.post(url, json=observed_gateway.OIP, headers=SAMPLED)
+            found = await http.get(gateway.metrics, headers={"accept": OPENMETRICS})
+    families = openmetrics.text_string_to_metric_families(found.text)
+    kept = [s.exemplar for family in families for s in family.samples if s.exemplar]
+    assert {each.labels["trace_id"] for each in kept} == {TRACE_ID}
+    assert len(kept) == len(PHASES)
+
+
 async def test_a_pipeline_has_a_span_for_each_step(
     gateway: ObservedGateway, collector: Collector
 ) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from itertools import chain
 from typing import Any
 
+import orjson
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -173,7 +173,7 @@ def test_the_latest_exemplar_of_all_workers_is_kept() -> None:
         statistics = Statistics()
         key = ("request", 0)
         statistics.exemplars[key] = TraceExemplar(f"{number:032x}", f"{number:016x}", 5.0, at)
-        reports.append(json.loads(json.dumps(report(statistics)["families"])))
+        reports.append(orjson.loads(orjson.dumps(report(statistics)["families"])))
     merged = [*merged_answers.metrics(merged_answers.families([*reports, reports[0]]))]
     [kept] = [s for family in merged for s in family.samples if s.exemplar]
     assert (kept.exemplar.labels["trace_id"], kept.exemplar.timestamp) == (f"{1:032x}", 3.0)
