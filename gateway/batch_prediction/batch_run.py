@@ -262,6 +262,8 @@ class BatchRun:
                 raise Internal(
                     f"output '{each.name}' has the shape {list(array.shape)} for {count} rows"
                 )
+            if each.datatype is Datatype.BYTES:
+                found[each.name] = _texts(each.name, array)
         return found
 
     def _answers(
@@ -284,3 +286,12 @@ class BatchRun:
                     rows_of[row] = np.asarray(value, array.dtype)
             columns[each.name] = rows_of
         return BlockAnswers(count, columns, errors)
+
+
+def _texts(name: str, array: Array) -> Array:
+    texts: Array = np.empty(array.shape, object)
+    try:
+        texts.reshape(-1)[:] = [each.decode() for each in array.flat]
+    except UnicodeDecodeError as error:
+        raise Internal(f"output '{name}' is not text in UTF-8") from error
+    return texts

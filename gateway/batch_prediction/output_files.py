@@ -37,7 +37,8 @@ class BlockAnswers(NamedTuple):
     """The answers to consecutive rows.
 
     Attributes:
-        columns: of each output, an array of the rows, or a list with None for a row that failed.
+        columns: of each output, an array of the rows, or a list with None for a row that failed;
+            texts are ``str``.
         errors: why a row failed, by its number.
     """
 
@@ -207,7 +208,7 @@ def _plain(output: TensorDescription, value: Any) -> Any:
     """A row of an output as JSON has it; NaN and infinities as texts, like protobuf's."""
     array = np.asarray(value)
     if output.datatype is Datatype.BYTES:
-        values: Any = _texts(array).tolist()
+        values: Any = array.tolist()
     elif array.dtype.kind == "f" and not np.isfinite(array).all():
         shown = [
             each if math.isfinite(each) else _NOT_FINITE.get(each, "NaN")
@@ -217,12 +218,6 @@ def _plain(output: TensorDescription, value: Any) -> Any:
     else:
         return array.reshape(-1)[0] if is_scalar(output) else np.ascontiguousarray(array)
     return values if array.ndim == 0 or not is_scalar(output) else values[0]
-
-
-def _texts(array: Array) -> Array:
-    texts: Array = np.empty(array.shape, object)
-    texts.reshape(-1)[:] = [each.decode() for each in array.flat]
-    return texts
 
 
 class ParquetOutput(OutputFile):
@@ -307,7 +302,7 @@ def _arrow_column(values: Array | Sequence[Array | None], kind: Any) -> Any:
         rows = [None if row is None else _nested(row, kind) for row in values]
         return pa.array(rows, kind)
     flat = values.reshape(-1)
-    made = pa.array(_texts(flat).tolist() if flat.dtype == object else flat)
+    made = pa.array(flat.tolist() if flat.dtype == object else flat)
     if pa.types.is_list(kind):
         for axis in range(values.ndim - 1, 0, -1):
             count = math.prod(values.shape[:axis])
@@ -319,7 +314,7 @@ def _arrow_column(values: Array | Sequence[Array | None], kind: Any) -> Any:
 def _nested(row: Array, kind: Any) -> Any:
     import pyarrow as pa
 
-    plain = (_texts(row) if row.dtype == object else row).tolist()
+    plain = row.tolist()
     return plain[0] if isinstance(plain, list) and not pa.types.is_list(kind) else plain
 
 

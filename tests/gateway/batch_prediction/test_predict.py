@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -55,7 +54,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = models.repository(tmp_path_factory.mktemp("repository"))
     look_up(root / "table" / "1" / "model.onnx")
     words = models.identity(root / "words" / "1" / "model.onnx", "BYTES", ("batch", "length"))
-    assert onnx.load(words)
+    shutil.copytree(words.parents[1], root / "bytes")
+    latin = 'parameters { key: "string_encoding" value { string_value: "latin-1" } }'
+    (root / "bytes" / "config.pbtxt").write_text(
+        models.config("bytes", ["x BYTES -1"], ["y BYTES -1"], extra=latin)
+    )
     models.multiply(root / "single" / "1" / "model.onnx")
     (root / "single" / "config.pbtxt").write_text(
         models.config("single", ["x FP32 1,4"], ["y FP32 1,4"], max_batch_size=0)
@@ -139,24 +142,20 @@ def test_only_the_rows_at_fault_fail(client: modelport.Client, tmp_path: Path, o
     assert said[12] == "it is not a row: not an object of values by name"
 
 
+@pytest.mark.parametrize(
+    "place", ["gateway", "folder", pytest.param("file", marks=pytest.mark.thorough)]
+)
 def test_the_command_ends_with_1_if_a_row_fails(
-    client: modelport.Client, repository: Path, tmp_path: Path
+    client: modelport.Client, repository: Path, tmp_path: Path, place: str
 ) -> None:
-    rows = tmp_path / "rows.csv"
+    rows, done = tmp_path / "rows.csv", tmp_path / "a.jsonl"
     rows.write_text("x\n1\n7\n")
-    url = client._client._url.removeprefix("http://")
     folder = repository / "table"
-    for model, *more in (
-        ("table", "--url", url),
-        (str(folder),),
-        (str(folder / "1" / "model.onnx"),),
-    ):
-        done = command(
-            "predict", str(rows), "--model", model, "-o", str(tmp_path / "a.jsonl"), "-q",
-            "--overwrite", *more,
-        )  # fmt: skip
-        assert done.returncode == 1, done.stderr
-        assert done.stdout == f"{tmp_path / 'a.jsonl'}: 2 rows, 1 failed\n"
+    model = {"gateway": "table", "folder": folder, "file": folder / "1" / "model.onnx"}[place]
+    url = ("--url", client._client._url.removeprefix("http://")) if place == "gateway" else ()
+    ended = command("predict", str(rows), "--model", str(model), "-o", str(done), "-q", *url)
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stdout == f"{done}: 2 rows, 1 failed\n"
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
@@ -205,6 +204,18 @@ def test_rows_of_different_lengths_and_texts_are_predicted(
     rows.write_text("".join(json.dumps({"x": each}) + "\n" for each in given))
     modelport.predict(rows, model="words", output=tmp_path / "a.jsonl", client=client)
     assert [row["y"] for row in read(tmp_path / "a.jsonl")] == given
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_an_output_that_is_not_text_fails_its_row_alone(
+    client: modelport.Client, tmp_path: Path, output: str
+) -> None:
+    rows, done = tmp_path / "rows.npz", tmp_path / f"answers.{output}"
+    np.savez(rows, x=np.array([[b"a"], [b"\xff"], ["ü".encode()]]))
+    modelport.predict(rows, model="bytes", output=done, client=client)
+    assert read(done) == [
+        {"y": ["a"]}, {"error": "output 'y' is not text in UTF-8"}, {"y": ["ü"]},
+    ]  # fmt: skip
 
 
 def test_a_model_without_a_batch_gets_single_rows(client: modelport.Client, tmp_path: Path) -> None:
