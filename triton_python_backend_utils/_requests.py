@@ -225,13 +225,15 @@ class InferenceRequest:
 
         With ``decoupled``, an iterator over the responses. An error is in the response, not raised.
         """
-        return ResponseIterator(self) if decoupled else Current.runtime.infer(self)
+        runtime = Current.runtime
+        return ResponseIterator(runtime.stream(self)) if decoupled else runtime.infer(self)
 
     async def async_exec(self, decoupled: bool = False) -> Any:
-        """``exec`` that does not block the running event loop."""
+        """``exec`` that does not block the running event loop until the first response."""
+        runtime = Current.runtime
         if decoupled:
-            return ResponseIterator(self)
-        return await Current.runtime.infer_async(self)
+            return ResponseIterator(await runtime.stream_async(self))
+        return await runtime.infer_async(self)
 
 
 class InferenceResponseSender:
@@ -309,9 +311,9 @@ class ResponseIterator:
     with the first one again.
     """
 
-    def __init__(self, request: InferenceRequest) -> None:
+    def __init__(self, source: Iterator[InferenceResponse]) -> None:
         self._responses: list[InferenceResponse] = []
-        self._source = Current.runtime.stream(request)
+        self._source = source
         self._finished = False
         self._next = 0
 

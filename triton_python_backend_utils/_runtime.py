@@ -34,6 +34,10 @@ class Runtime:
         """Send ``request`` to a decoupled model; closing the iterator cancels it."""
         raise TritonModelException(BLS_REFUSED)
 
+    async def stream_async(self, request: InferenceRequest) -> Iterator[InferenceResponse]:
+        """``stream``, whose first response or end has come, as in Triton."""
+        raise TritonModelException(BLS_REFUSED)
+
     async def infer_async(self, request: InferenceRequest) -> InferenceResponse:
         """``infer``, without blocking the running event loop."""
         raise TritonModelException(BLS_REFUSED)

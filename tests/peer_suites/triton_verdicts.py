@@ -209,11 +209,6 @@ EXPECTED_FAILURES = {
     "[execution_count]$": _LOG,
     f"{_READINESS}::TestModelReadiness::test_model_not_ready": "a killed worker has been started "
     "again before the test asks",
-    f"{_READINESS}::TestUserDefinedModelReadinessFunction::test_is_ready_takes_long_time": ""
-    "is_ready and execute take turns in a worker: a request waits for a check of eight seconds",
-    "L0_backend_python/async_execute/concurrency_test.py::ConcurrencyTest"
-    "::test_concurrent_execute_multi_request_bls": "a coroutine that iterates over the responses "
-    "of a call holds its event loop",
     "L0_backend_python/test_infer_shm_leak.py::TestInferShmLeak::test_shm_leak [custom_metrics]": ""
     "a histogram has buckets, and no line before its first observation",
     f"{_METRICS}::test_inf_histograms_missing": "the histogram is there without a choice, too",

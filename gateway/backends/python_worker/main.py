@@ -11,8 +11,9 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import triton_python_backend_utils._runtime as utils_runtime
@@ -115,9 +116,9 @@ class Worker(RequestOrigin):
             frame = inbox.popleft()
             if frame.kind == frames.INFER:
                 self._execute(frame)
-            elif frame.kind == frames.CHECK:
-                ready = self.model.is_ready
-                self._channel.send(frames.CHECKED, frame.number, asyncio.run(self._checked(ready)))
+            elif frame.kind == frames.CHECK:  # requests go on meanwhile, as in Triton
+                check = functools.partial(asyncio.run, self._check(frame, self.model.is_ready))
+                threading.Thread(target=check, daemon=True).start()
             else:
                 asyncio.run(self._finalize())
                 return
@@ -138,25 +139,30 @@ class Worker(RequestOrigin):
                 await arrived.wait()
             frame = channel.inbox.popleft()
             if frame.kind == frames.INFER and self.model.concurrent:
-                task = loop.create_task(self._execute_async(frame))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._start(self._execute_async(frame))
             elif frame.kind == frames.INFER:
                 await self._execute_async(frame)
             elif frame.kind == frames.CHECK:
-                ready = await self._checked(self.model.is_ready)
-                self._channel.send(frames.CHECKED, frame.number, ready)
+                check = functools.partial(asyncio.to_thread, self.model.is_ready)
+                self._start(self._check(frame, check))
             else:
                 await self._finalize()
                 return
 
-    async def _checked(self, check: Any) -> int:
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _check(self, frame: Frame, check: Callable[[], Any]) -> None:
+        """Answer a question for readiness."""
+        ready = False
         with contextlib.suppress(BaseException):
             answer = check()
-            if inspect.isawaitable(answer):
+            while inspect.isawaitable(answer):
                 answer = await asyncio.wait_for(answer, _CHECK_SECONDS)
-            return int(answer is True)
-        return 0
+            ready = answer is True
+        self._channel.send(frames.CHECKED, frame.number, int(ready))
 
     async def _finalize(self) -> None:
         self._runtime.serving = False

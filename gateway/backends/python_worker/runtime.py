@@ -55,28 +55,42 @@ class WorkerRuntime(Runtime):
         return _response(call.replies.popleft())
 
     async def infer_async(self, request: InferenceRequest) -> InferenceResponse:
-        loop = asyncio.get_running_loop()
-        if self._channel.loop is not loop:  # it does not read the socket, so a thread does
-            context = contextvars.copy_context()
-            return await loop.run_in_executor(
-                None, functools.partial(context.run, self.infer, request)
-            )
         number, call = self._call(request, decoupled=False)
-        arrived = asyncio.Event()
-        call.arrived = lambda: loop.call_soon_threadsafe(arrived.set)
-        try:
-            if not call.replies:
-                await arrived.wait()
-        except asyncio.CancelledError:
-            self._channel.send(frames.CALL_END, number)
-            raise
-        finally:
-            self._channel.end_call(number)
+        await self._first(number, call)
+        self._channel.end_call(number)
         return _response(call.replies.popleft())
 
     def stream(self, request: InferenceRequest) -> Iterator[InferenceResponse]:
         number, call = self._call(request, decoupled=True)
         return self._responses(number, call)
+
+    async def stream_async(self, request: InferenceRequest) -> Iterator[InferenceResponse]:
+        number, call = self._call(request, decoupled=True)
+        await self._first(number, call)
+        return self._responses(number, call)
+
+    async def _first(self, number: int, call: CallReplies) -> None:
+        """Wait for the first reply to a call, or end the call if the waiting task is cancelled."""
+        loop, reads = asyncio.get_running_loop(), self._channel.loop
+        try:
+            if reads is loop:
+                arrived = asyncio.Event()
+                call.arrived = lambda: loop.call_soon_threadsafe(arrived.set)
+                if not call.replies:
+                    await arrived.wait()
+                call.arrived = None
+            else:  # a thread reads the socket, because the loop does not
+                await loop.run_in_executor(None, self._channel.wait, lambda: bool(call.replies))
+        except asyncio.CancelledError:
+            # The thread needs the reply for its own end, without which the loop has none either.
+            call.arrived = functools.partial(self._drop, number)
+            if reads is loop or call.replies:
+                self._drop(number)
+            raise
+
+    def _drop(self, number: int) -> None:
+        self._channel.send(frames.CALL_END, number)
+        self._channel.end_call(number)
 
     def _responses(self, number: int, call: CallReplies) -> Iterator[InferenceResponse]:
         try:

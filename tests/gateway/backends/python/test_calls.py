@@ -8,6 +8,7 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -201,6 +202,38 @@ assert [len([next(other)]), len(list(other)), len(list(other))] == [1, 5, 6]
 return [reply(*values)]
 """
     assert ask(gateway, code)[1]["outputs"][0]["data"] == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("model", ["act", "awaited"])
+def test_a_coroutine_waits_for_the_first_response_beside_others(
+    gateway: Gateway, tmp_path: Path, model: str
+) -> None:
+    """The called model responds when another coroutine has made a file."""
+    flag = tmp_path / "flag"
+    inner = (
+        "import os, time\ns = requests[0].get_response_sender()\n"
+        f"for _ in range(300):\n    if os.path.exists({str(flag)!r}): break\n    time.sleep(0.01)\n"
+        f"s.send(reply(os.path.exists({str(flag)!r})))\ns.send(reply(2))\ns.send(flags=FINAL)"
+    )
+    code = f"""
+request = pb.InferenceRequest(model_name="stream", requested_output_names=["y"],
+    inputs=[Tensor("code", np.array([{inner.encode()!r}], object))])
+async def called():
+    responses = await request.async_exec(decoupled=True)
+    return [t.as_numpy()[0] for r in responses for t in r.output_tensors()]
+async def cancelled():
+    try:
+        await asyncio.wait_for(request.async_exec(decoupled=True), 0.001)
+    except TimeoutError:
+        open({str(flag)!r}, "w").close()
+async def both():
+    values, _ = await asyncio.gather(called(), cancelled())
+    return [reply(*values)]
+return {"await both()" if model == "awaited" else "both()"}
+"""
+    status, document = ask(gateway, code, model)
+    assert (status, document["outputs"][0]["data"]) == (200, [1.0, 2.0])
+    assert ask(gateway, "return [reply(1)]", model)[0] == 200
 
 
 def test_an_ordinary_model_has_one_response_for_an_iterator(gateway: Gateway) -> None:

@@ -10,6 +10,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,30 @@ def test_a_model_may_say_that_it_is_not_ready(gateway: Gateway, repository: Path
     caught.value.close()
     assert caught.value.code == 400
     assert ask(gateway, "return [reply(1)]", "shy")[0] == 200
+
+
+@pytest.mark.parametrize(("kind", "prefix"), [("sync", ""), ("async", "async ")])
+def test_requests_are_answered_while_a_model_checks_itself(
+    gateway: Gateway, repository: Path, kind: str, prefix: str
+) -> None:
+    """The check waits for a request."""
+    name, awaited = f"checks-{kind}", "await " * bool(prefix)
+    source = python_models.MODEL.format(prefix=prefix, awaited=awaited).replace(
+        "    def finalize",
+        "    def is_ready(self):\n"
+        f"        print('{name} is asked')\n"
+        "        for _ in range(300):\n"
+        "            if self.calls: return True\n"
+        "            time.sleep(0.01)\n\n"
+        "    def finalize",
+    )
+    python_models.model(repository, name, source, python_models.TENSORS)
+    assert control(gateway, name) == ""
+    with ThreadPoolExecutor(1) as pool:
+        ready = pool.submit(get, gateway, f"models/{name}/ready")
+        gateway.wait_for("model output", line=f"{name} is asked")
+        assert ask(gateway, "return [reply(1)]", name)[0] == 200
+        ready.result()
 
 
 # -- Python-based backends ------------------------------------------------------------------------

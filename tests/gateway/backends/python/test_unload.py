@@ -22,6 +22,8 @@ async def test_a_model_is_unloaded_by_the_last_thread_of_the_executor(tmp_path: 
     (tmp_path / "model.py").touch()
     prepared = WorkerEnvironment("python", {}, tmp_path, None, (tmp_path / "copy",))
     host: Any = type("Host", (), {"loop": loop})
-    backend = PythonBackend(Artifact("m", 1, tmp_path, config, 1), host, PythonModels(), prepared)
+    backend = PythonBackend(
+        Artifact("m", 1, tmp_path, config, 1), host, PythonModels(), prepared, tmp_path
+    )
     await asyncio.wait_for(asyncio.to_thread(backend.unload), 10)
     assert not (tmp_path / "copy").exists()
