@@ -162,15 +162,18 @@ class Discovery:
             else each.found or {}
             for each in self._repositories
         ]
+        ambiguous: dict[str, list[str]] = {}
         if self._namespaces:
             spaces = dict(zip(self._namespaces, repositories, strict=True))
-            models, self.ambiguous = scan.namespaced(spaces)
+            models, ambiguous = scan.namespaced(spaces)
             repositories = [models]
         alone = [standalone_model.scan(path, name) for name, path in self._standalone]
         alone += self._config_file.scan() if self._config_file is not None else []
         found = scan.together([*repositories, *({entry.name: entry} for entry in alone)])
         folders = tuple(self.folders.items())  # others change it meanwhile
-        self.hidden = {name for name, _ in folders if name in found and found[name].is_model}
+        known = ambiguous.keys() | {name for name, entry in found.items() if entry.is_model}
+        self.hidden = {name for name, _ in folders if name in known}
+        self.ambiguous = {n: names for n, names in ambiguous.items() if n not in self.hidden}
         for name, folder in folders:
             self._add_folder(found, name, folder)
         if self._needs_config:

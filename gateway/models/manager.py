@@ -481,6 +481,8 @@ class ModelManager:
         if folder is not None and is_sent(folder) and name in self._discovery.hidden:
             self._place(name, None)  # as in Triton, back to the model of the repository
             gone = await self._scan()
+            if name in gone:  # there it is ambiguous
+                await self._unload(name)
         new = self._register(name, source) if source and source not in gone else None
         try:
             for each in self._discovery.ambiguous.get(name, [name]):

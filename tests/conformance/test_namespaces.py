@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import urllib.request
@@ -121,6 +122,13 @@ def test_a_load_or_an_unload_of_an_ambiguous_name_is_of_all_its_models(spaces: N
     known = {spaces.known("a"), spaces.known("b")}
     spaces.load("m")
     assert {spaces.index()[name] for name in known} == {"READY"}
+    content = base64.b64encode((spaces.roots["a"] / "m" / "1" / "model.onnx").read_bytes())
+    sent = {"config": '{"backend": "onnxruntime"}', "file:1/model.onnx": content.decode()}
+    body = json.dumps({"parameters": sent}).encode()
+    assert spaces.send("POST", "/v2/repository/models/m/load", body).status == 200
+    assert spaces.factor("m") == FACTORS["a"]  # a model without a namespace hides the others
+    spaces.load("m")
+    assert spaces.factor("m") == AMBIGUOUS
     reply = spaces.send("POST", "/v2/repository/models/m/unload")
     assert reply.status == 200
     assert {spaces.index()[name] for name in known} == {"UNAVAILABLE"}
