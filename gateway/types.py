@@ -275,6 +275,19 @@ async def _at_once(answer: T) -> T:
     return answer
 
 
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The files of a model that are sent to be loaded.
+
+    Attributes:
+        contents: by path in the model's folder.
+        may_run_code: whether they may be code where those of a repository may.
+    """
+
+    contents: Mapping[str, bytes]
+    may_run_code: bool
+
+
 class Reshape:
     """Triton's ``reshape``: dynamic dims keep their sizes, in order."""
 

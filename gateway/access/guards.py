@@ -29,7 +29,14 @@ from modelport.gateway.models.inference_service import SupportsInference
 from modelport.gateway.models.model import ServedVersion, VersionSettings, VersionState
 from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.types import Answer, Deadline, InferRequest, InferResponse, finished
+from modelport.gateway.types import (
+    Answer,
+    Deadline,
+    InferRequest,
+    InferResponse,
+    ModelFiles,
+    finished,
+)
 
 #: A look-up of an enum's member calls a function.
 _INFER = Operation.INFER
@@ -264,7 +271,7 @@ class GuardedControl:
         name: str,
         override: str | None = None,
         source: str = "",
-        files: Mapping[str, bytes] | None = None,
+        files: ModelFiles | None = None,
     ) -> None:
         if source:
             _require_source(name, source)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.types import Infer, InferStream
+from modelport.gateway.types import Infer, InferStream, ModelFiles
 
 
 class ModelControl(Protocol):
@@ -18,7 +18,7 @@ class ModelControl(Protocol):
         name: str,
         override: str | None = None,
         source: str = "",
-        files: Mapping[str, bytes] | None = None,
+        files: ModelFiles | None = None,
     ) -> None: ...
 
     async def unload(self, name: str, dependents: bool = False) -> None: ...

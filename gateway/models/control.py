@@ -16,6 +16,7 @@ from modelport.gateway.errors import Unsupported
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import VersionSettings, VersionState
 from modelport.gateway.models.sent_files import SentFiles
+from modelport.gateway.types import ModelFiles
 
 #: Arguments and result are JSON values, because they may travel between processes.
 Operation = Callable[[dict[str, Any]], Awaitable[Any]]
@@ -49,11 +50,11 @@ class Control(Protocol):
         name: str,
         override: str | None = None,
         source: str = "",
-        files: Mapping[str, bytes] | None = None,
+        files: ModelFiles | None = None,
     ) -> None:
         """
         Args:
-            files: by path in the model's folder, in place of those of the repository.
+            files: of the model, in place of those of the repository.
         """
         ...
 
@@ -156,7 +157,7 @@ class LocalControl:
         name: str,
         override: str | None = None,
         source: str = "",
-        files: Mapping[str, bytes] | None = None,
+        files: ModelFiles | None = None,
     ) -> None:
         self._manager.require_explicit()
         loading = partial(self._manager.load, name, override)

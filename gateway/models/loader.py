@@ -16,16 +16,15 @@ from modelport.gateway.backends import base
 from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.python import python_based
-from modelport.gateway.errors import InvalidArgument, Unsupported
+from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
 from modelport.gateway.inference import image_decoding
 from modelport.gateway.inference.cache import ResponseCache
 from modelport.gateway.inference.pipeline import SharedState
 from modelport.gateway.inference.rate_limiter import RateLimiter, is_limited
 from modelport.gateway.inference.text import text_infer
 from modelport.gateway.inference.text.text_infer import TextInterface
-from modelport.gateway.models import model_warmup
+from modelport.gateway.models import model_warmup, sent_files
 from modelport.gateway.models.model import ServedVersion
-from modelport.gateway.models.sent_files import is_sent
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import config_schema, manifest
 from modelport.gateway.repository.config import ENSEMBLE, ModelConfig
@@ -81,7 +80,7 @@ class VersionLoader:
             )
         route = self._settings.routes.get(name)
         here = route is None
-        sent = is_sent(entry.path)  # a folder that nobody else writes to
+        sent = sent_files.is_sent(entry.path)  # a folder that nobody else writes to
         watched = here and not (keys or entry.remote or sent)
         before = VersionFiles(entry, version) if watched else None
         if entry.remote or (config.platform == ENSEMBLE and not version.fingerprint):
@@ -106,14 +105,23 @@ class VersionLoader:
                 reason=str(error),
             )
         load = self._find_backend(self._backend(config) if route is None else route.backend)
+        may_run_code = bool(keys) or sent_files.may_run_code(entry.path)
         with _verified(version.path, entry.repository_name, config, keys, here) as (path, config):
             artifact = Artifact(
                 name, number, path, config, self._threads, route, self.host,
-                native=bool(keys) or self._settings.allow_native_code,
-                python=self._python(signed=bool(keys)),
+                native=bool(keys) or (may_run_code and self._settings.allow_native_code),
+                python=self._python(signed=bool(keys)) if may_run_code else None,
                 copied=sent or path != version.path,
             )  # fmt: skip
-            backend = load(artifact)
+            try:
+                backend = load(artifact)
+            except ModelportError as error:
+                if may_run_code:
+                    raise
+                raise type(error)(
+                    f"{error} (files of a load request run code only with rules of --access, or "
+                    "with a signature and --require-signature)"
+                ) from error
             try:
                 if before is not None:
                     before.check()

@@ -16,8 +16,11 @@ from modelport.gateway.errors import Internal, InvalidArgument
 from modelport.gateway.models.registered_names import check_name
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.scan import VERSION_NAME, is_model_name
+from modelport.gateway.types import ModelFiles
 
 _PREFIX = "modelport-sent-"
+#: Of folders whose files may be code where those of a repository may.
+_CODE_PREFIX = f"{_PREFIX}code-"
 #: Most files of a request, and folders in the path of one.
 MAX_FILES, MAX_DEPTH = 1000, 16
 
@@ -26,6 +29,11 @@ def is_sent(folder: Path) -> bool:
     """Whether a model's folder is one of this module."""
     home = folder.parent
     return home.name.startswith(_PREFIX) and home.parent == Path(tempfile.gettempdir()).resolve()
+
+
+def may_run_code(folder: Path) -> bool:
+    """Whether the files of a model may be code where those of a repository may."""
+    return not is_sent(folder) or folder.parent.name.startswith(_CODE_PREFIX)
 
 
 def checked(name: str, override: str | None, files: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -66,15 +74,16 @@ def checked(name: str, override: str | None, files: Mapping[str, bytes]) -> dict
     return found
 
 
-def _store(name: str, files: Mapping[str, bytes]) -> Path:
+def _store(name: str, files: ModelFiles) -> Path:
     """Write ``files``; return the model's folder.
 
     Raises:
         Internal: there is no room.
     """
-    home = Path(tempfile.mkdtemp(prefix=_PREFIX)).resolve()
+    prefix = _CODE_PREFIX if files.may_run_code else _PREFIX
+    home = Path(tempfile.mkdtemp(prefix=prefix)).resolve()
     try:
-        for path, content in files.items():
+        for path, content in files.contents.items():
             file = home / name / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
@@ -106,7 +115,7 @@ class SentFiles:
         change: Callable[[str], Awaitable[None]],
         name: str = "",
         override: str | None = None,
-        files: Mapping[str, bytes] | None = None,
+        files: ModelFiles | None = None,
     ) -> None:
         """Make a change, with the folder of ``files``, and remove folders that it left unused.
 
@@ -114,15 +123,16 @@ class SentFiles:
 
         Raises: as ``checked``, and as ``change``.
         """
-        found = checked(name, override, files) if files else {}
-        task = asyncio.ensure_future(self._change(change, name, found))
+        if files is not None:
+            files = ModelFiles(checked(name, override, files.contents), files.may_run_code)
+        task = asyncio.ensure_future(self._change(change, name, files))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.shield(task)
 
     async def _change(
-        self, change: Callable[[str], Awaitable[None]], name: str, files: Mapping[str, bytes]
+        self, change: Callable[[str], Awaitable[None]], name: str, files: ModelFiles | None
     ) -> None:
-        folder = await asyncio.to_thread(_store, name, files) if files else None
+        folder = None if files is None else await asyncio.to_thread(_store, name, files)
         self._new.add(folder)
         try:
             await change("" if folder is None else str(folder))

@@ -47,6 +47,8 @@ class DialectHost:
         #: Whether a load request may have the files of a model.
         self.loads_files = self.settings.model_control_mode is ModelControlMode.EXPLICIT
         guarded = self.settings.access is not None
+        #: Whether these may be code: not where anybody may send them.
+        self.loads_code = guarded
         self.process = ProcessSettings(self.control, self.manager, self.tracer, guarded)
         self.predictor = Predictor(self.service, self.manager)
 

@@ -179,9 +179,42 @@ def test_the_policy_of_the_gateway_is_that_of_a_repository(
         assert answer(gateway, new) == [5, 10, 15, 20]
 
 
+PYTHON = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", np.full((1, 4), 7, np.float32))])
+                for _ in requests]
+"""
+PYTHON_CONFIG = json.dumps({
+    "backend": "python",
+    "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [1, 4]}],
+    "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [1, 4]}],
+})  # fmt: skip
+
+
+def test_python_from_a_request_runs_only_for_callers_that_the_gateway_knows(
+    new: str, tmp_path: Path
+) -> None:
+    root = models.repository(tmp_path / "models")
+    code = {"file:1/model.py": coded(PYTHON.encode())}
+    options = (*EXPLICIT, "--allow-python")
+    with serving(root, *options, "--allow-native-code") as gateway:
+        reply = load(gateway, new, PYTHON_CONFIG, **code)
+        assert "--access" in reply.json["error"]
+        assert answer(gateway, new) == 404
+    rules = tmp_path / "access.toml"
+    rules.write_text('[[rules]]\nprincipals = ["anonymous"]\noperations = ["*"]\nmodels = ["*"]\n')
+    with serving(root, *options, "--access", str(rules)) as gateway:
+        assert load(gateway, new, PYTHON_CONFIG, **code).status == 200
+        assert answer(gateway, new) == [7, 7, 7, 7]
+
+
 def test_python_and_pickles_from_a_request_are_refused(gateway: Gateway, new: str) -> None:
-    code = {"file:1/model.py": coded(b"raise SystemExit")}
-    reply = load(gateway, new, '{"backend": "python"}', **code)
+    reply = load(gateway, new, PYTHON_CONFIG, **{"file:1/model.py": coded(PYTHON.encode())})
     assert "--allow-python" in reply.json["error"]
     reply = load(gateway, new, **{"file:1/model.onnx": "", "file:1/a.pkl": ""})
     assert "may run code" in reply.json["error"]

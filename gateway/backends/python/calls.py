@@ -31,6 +31,7 @@ from modelport.gateway.types import (
     Deadline,
     InferRequest,
     InferResponse,
+    ModelFiles,
     Parameter,
     finished,
 )
@@ -183,7 +184,8 @@ class WorkerCalls:
         model = arguments["model"]
         try:
             if operation == "load":
-                files = _files(arguments["files"], content)
+                contents = _files(arguments["files"], content)
+                files = ModelFiles(contents, may_run_code=True) if contents else None
                 await control.load(model, arguments["config"] or None, files=files)
             elif operation == "unload":
                 await control.unload(model, bool(arguments["dependents"]))

@@ -57,7 +57,7 @@ class OipGrpc:
         self._manager = host.manager
         self._control = host.control
         self._process = host.process
-        self._loads_files = host.loads_files
+        self._loads_files, self._loads_code = host.loads_files, host.loads_code
         self._health = HealthGrpc(host.control, host.manager.draining, [SERVICE])
 
     def methods(self) -> dict[str, Rows]:
@@ -225,8 +225,9 @@ class OipGrpc:
     async def _repository_load(self, message: Any, _: Deadline) -> Any:
         _refuse_repository(message)
         name = message.model_name
-        config, files = metadata.load_request(name, _chosen(message.parameters))
-        await self._control.load(name, config, files=files)
+        given = metadata.load_request(name, _chosen(message.parameters))
+        files = given.model_files(self._loads_code)
+        await self._control.load(name, given.config, files=files)
         return pb.RepositoryModelLoadResponse()
 
     async def _repository_unload(self, message: Any, _: Deadline) -> Any:

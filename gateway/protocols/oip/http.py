@@ -132,6 +132,7 @@ class OipHttp(OipErrors):
         self._process = host.process
         self._max_input_bytes = host.max_input_bytes
         self._max_load_bytes = host.max_input_bytes if host.loads_files else None
+        self._loads_code = host.loads_code
         self._keys = host.settings.require_signature
         self.table = self._routes()
 
@@ -349,8 +350,9 @@ class OipHttp(OipErrors):
         async def repository_load(model: Model, request: Request) -> Response:
             """Load or reload a model (`--model-control-mode explicit`)."""
             body = await request_body.read_control(request, self._max_load_bytes)
-            config, files = await offload.run(partial(_load_request, model, body))
-            await control.load(model, config, files=files)
+            given = await offload.run(partial(_load_request, model, body))
+            files = given.model_files(self._loads_code)
+            await control.load(model, given.config, files=files)
             return Response(media_type="application/json")
 
         @post(f"{model_path}/unload", dependencies=CONTROL, response_class=Response)

@@ -15,7 +15,7 @@ from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.scan import MAX_VERSION
-from modelport.gateway.types import TensorSpec
+from modelport.gateway.types import ModelFiles, TensorSpec
 
 if TYPE_CHECKING:
     from modelport.gateway.repository.signing_keys import PublicKey
@@ -31,6 +31,9 @@ class LoadRequest(NamedTuple):
 
     config: str | None
     files: dict[str, bytes]
+
+    def model_files(self, may_run_code: bool) -> ModelFiles | None:
+        return ModelFiles(self.files, may_run_code) if self.files else None
 
 
 #: Supported extensions; shared memory is listed only if it is enabled.

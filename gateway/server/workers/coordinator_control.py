@@ -15,6 +15,7 @@ from modelport.gateway.models.snapshot import wanted as wanted_of
 from modelport.gateway.models.snapshot import wanted_json
 from modelport.gateway.server.workers.channel import MessageChannel
 from modelport.gateway.settings import ModelControlMode, Settings
+from modelport.gateway.types import ModelFiles
 
 #: The operation that carries the models' state.
 MODELS = "load"
@@ -87,7 +88,7 @@ class CoordinatedControl:
         name: str,
         override: str | None = None,
         source: str = "",
-        files: Mapping[str, bytes] | None = None,
+        files: ModelFiles | None = None,
     ) -> None:
         self._manager.require_explicit()
 

@@ -6,8 +6,9 @@ import asyncio
 from pathlib import Path
 
 from modelport.gateway.models.sent_files import SentFiles, is_sent
+from modelport.gateway.types import ModelFiles
 
-FILES = {"1/model.onnx": b"content"}
+FILES = ModelFiles({"1/model.onnx": b"content"}, may_run_code=False)
 
 
 class Folders:
