@@ -197,6 +197,8 @@ class RateLimiter:
             if turn.done() and not turn.cancelled():  # it came at the same moment
                 self.release(model, turn.result(), executed=False)
             else:
+                if turn in model.waiting:
+                    model.waiting.remove(turn)
                 self._stage(model)
             raise
 

@@ -178,6 +178,9 @@ async def test_too_many_waiting_executions_are_refused(monkeypatch: pytest.Monke
     limiter = RateLimiter({})
     model = registered(limiter, group("a:1"))
     instance = await limiter.allocate(model, NO_DEADLINE)
+    for _ in range(5):  # those that have gone do not count
+        with pytest.raises(TimedOut):
+            await limiter.allocate(model, Deadline.after(0.001))
     waiting = [asyncio.create_task(limiter.allocate(model, NO_DEADLINE)) for _ in range(3)]
     with pytest.raises(QueueFull):
         await waiting[2]
