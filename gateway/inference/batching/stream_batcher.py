@@ -51,8 +51,10 @@ class StreamBatcher:
             async with aclosing(self._backend.responses(opened)) as responses:
                 async for response in responses:
                     yield response
+        except BaseException:
+            turn.cancel()  # else it ends, and is counted, with its execution
+            raise
         finally:
-            turn.cancel()
             del self._opened[id(request)]
 
     async def _turn(self, request: InferRequest, deadline: Deadline) -> InferResponse:

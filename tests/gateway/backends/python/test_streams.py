@@ -35,6 +35,31 @@ dynamic_batching {
 """
 
 
+#: ``y`` of ``stream`` through an echo that waits for three requests.
+OVERLAPS = """
+platform: "ensemble"
+input { name: "code" data_type: TYPE_STRING dims: 1 }
+output { name: "y" data_type: TYPE_FP32 dims: 1 }
+ensemble_scheduling {
+  max_inflight_requests: 3
+  step {
+    model_name: "stream" model_version: -1
+    input_map { key: "code" value: "code" } output_map { key: "y" value: "between" }
+  }
+  step {
+    model_name: "echo" model_version: -1
+    input_map { key: "INPUT0" value: "between" } output_map { key: "OUTPUT0" value: "y" }
+  }
+}
+"""
+ECHO = """
+backend: "identity" max_batch_size: 3
+input { name: "INPUT0" data_type: TYPE_FP32 dims: 1 }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: 1 }
+dynamic_batching { max_queue_delay_microseconds: 60000000 }
+"""
+
+
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     repository = tmp_path_factory.mktemp("repository")
@@ -47,6 +72,9 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     for name, extra in (("loops", DECOUPLED), ("retries", "")):
         iterative = "sequence_batching { iterative_sequence: true }"
         python_models.coded(repository, name, f"{extra} {iterative}")
+    for name, text in (("overlaps", OVERLAPS), ("echo", ECHO)):
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "config.pbtxt").write_text(text)
     with serving(repository, "--allow-python", "--python-max-seconds", "5") as gateway:
         yield gateway
 
@@ -337,6 +365,12 @@ def test_a_request_that_is_rescheduled_for_ever_ends_with_its_client(gateway: Ga
     with triton_grpc.InferenceServerClient(gateway.grpc) as client, pytest.raises(Exception):  # noqa: B017, PT011
         client.infer("retries", [code_input(for_ever)], client_timeout=0.1)
     assert ask(gateway, "return [reply(7)]", "retries")[0] == 200
+
+
+def test_responses_of_a_decoupled_step_are_together_in_the_next_one(gateway: Gateway) -> None:
+    assert streamed(gateway, "overlaps", SENDS) == [("0", [n]) for n in range(3)]
+    assert executions(gateway, "echo") == 1
+    assert streamed(gateway, "overlaps", SENDS) == [("0", [n]) for n in range(3)]
 
 
 def executions(gateway: Gateway, model: str) -> int:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from modelport.gateway.backends.base import Execution
 from modelport.gateway.errors import Internal, Unavailable
+from modelport.gateway.inference import batching
 from modelport.gateway.inference.batching.dynamic_batching import BatchingSettings
 from modelport.gateway.inference.batching.dynamic_batching import read as read_settings
 from modelport.gateway.inference.batching.joining import Joiner
 from modelport.gateway.inference.batching.queue import next_batch_length
 from modelport.gateway.repository import config as configuration
+from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import (
     NO_DEADLINE,
     Datatype,
+    Deadline,
     InferRequest,
     InferResponse,
     Tensor,
@@ -34,6 +39,7 @@ from tests.gateway.inference.batching.batchers import (
     tensor,
     values,
 )
+from tests.polling import until
 
 FOREVER = "dynamic_batching { max_queue_delay_microseconds: 3600000000 }"
 
@@ -318,3 +324,43 @@ async def test_what_runs_on_the_spot_neither_waits_nor_is_joined() -> None:
     assert values(await finished(infer(asked, NO_DEADLINE))) == [[2]]
     assert not asked.timing.counted  # the data plane counts it
     assert statistics.execution_count == 0
+
+
+class EarlyResponses:
+    """A backend of streams whose execution ends after their responses."""
+
+    execution = Execution(batches=False)
+
+    def __init__(self) -> None:
+        self.config = configuration.complete(
+            configuration.parse(CONFIG + "dynamic_batching { }"), "m"
+        )
+        self.ends = asyncio.Event()
+
+    def open(self, request: InferRequest, deadline: Deadline) -> asyncio.Event:
+        return asyncio.Event()
+
+    async def stream(self, *_: Any) -> AsyncGenerator[InferResponse, None]:
+        raise AssertionError
+        yield
+
+    async def responses(self, opened: asyncio.Event) -> AsyncGenerator[InferResponse, None]:
+        await opened.wait()
+        yield InferResponse("m", 1, [])
+
+    async def execute_together(self, opened: Sequence[asyncio.Event]) -> None:
+        for each in opened:
+            each.set()
+        await self.ends.wait()
+
+
+async def test_an_execution_that_ends_after_its_responses_is_counted() -> None:
+    backend, statistics = EarlyResponses(), Statistics()
+    signature = configuration.signature(backend.config)
+    stream = batching.wrap_stream(backend, backend.config, signature, statistics)  # type: ignore[arg-type]
+    assert stream is not None
+
+    assert len([each async for each in stream(request(1), NO_DEADLINE)]) == 1
+    assert statistics.execution_count == 0
+    backend.ends.set()
+    await until(lambda: statistics.execution_count == 1)
