@@ -50,7 +50,8 @@ def commands(name, command):
 
 #: What commands write; in some, the repository.
 WRITES = {{
-    "--output", "--html", "--json-report", "--junit", "--markdown", "--report", "--samples-file",
+    "--output", "--html", "--json-report", "--junit", "--markdown", "--prometheus", "--report",
+    "--samples-file",
     "--cache", "--file", "--repository-cache", "--python-environments", "target",
     ("export", "--repository"),
     ("certify", "--repository"), ("publish", "--repository"), ("migrate", "--repository"),
