@@ -98,6 +98,8 @@ def main() -> int:
     )
     parser.add_argument("--only", default="", help="run files whose path holds this alone")
     options = parser.parse_args()
+    if options.jobs < 1:
+        parser.error("--jobs must be at least 1")
     if options.output and options.only:
         parser.error("--only writes no table: it would have results of two commits")
     unknown = sorted(set(options.suites) - set(SUITES))
@@ -113,7 +115,8 @@ def main() -> int:
         suite.name: environments.venv(f"peer_{suite.name}", *suite.requirements) / "python"
         for suite in chosen
     }
-    network.enter()
+    if not network.enter() and options.jobs > 1:
+        parser.error("--jobs needs Linux's unshare, which gives each process ports of its own")
     results = {}
     for suite in chosen:
         with tempfile.TemporaryDirectory(prefix="peer-suites-") as work:

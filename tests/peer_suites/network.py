@@ -19,32 +19,32 @@ _CLONE_NEWNS, _CLONE_NEWNET = 0x00020000, 0x40000000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 
-def enter() -> None:
+def enter() -> bool:
     """Run this program again in a network namespace of its own, where the system has them.
 
     Elsewhere the machine's own ports are used; a taken one is an error when the gateway starts.
+
+    Returns: Whether the program has a network of its own.
     """
     if os.environ.get(INSIDE):
         _raise_loopback()
-        return
+        return True
     unshare = shutil.which("unshare")
     command = [unshare or "", "--map-root-user", "--net"]
     if unshare and not subprocess.run([*command, "true"], capture_output=True).returncode:
         os.environ[INSIDE] = "1"
         os.execv(unshare, [*command, *sys.orig_argv])
+    return False
 
 
 def apart() -> None:
-    """Give this process a network and a ``/dev/shm`` of its own, within those of the run.
-
-    Needs namespaces: without them, processes of one run cannot go side by side.
-    """
+    """Give this process a network and a ``/dev/shm`` of its own; the run has entered one."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNS | _CLONE_NEWNET):
-        raise OSError(ctypes.get_errno(), "--jobs needs namespaces of networks and mounts")
+        raise OSError(ctypes.get_errno(), "no namespaces of networks and mounts")
     _raise_loopback()
     if libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, None):
-        raise OSError(ctypes.get_errno(), "--jobs needs to mount a /dev/shm of its own")
+        raise OSError(ctypes.get_errno(), "no /dev/shm of its own")
 
 
 def _raise_loopback() -> None:
