@@ -50,40 +50,54 @@ MARKS = dict(zip(SuiteVerdict, ".cF-s?", strict=True))
 
 
 def run_suite(suite: Suite, bench: Bench, jobs: int) -> list[SuiteOutcome]:
-    """Run it in ``jobs`` processes, where its tests can share them."""
+    """Run it in ``jobs`` processes, where its tests can share them.
+
+    Parts that fail unexpectedly beside others run again alone, as some tests measure milliseconds.
+    """
     print(f"{suite.name}: {suite.title}", flush=True)
     if jobs == 1 or not suite.shared:
         found = _share(suite, bench)
     else:
-        fork = multiprocessing.get_context("fork")
-        with ProcessPoolExecutor(jobs, fork, network.apart) as pool:
-            shares = [
-                pool.submit(_share, suite, bench.beside(f"process-{number}"))
-                for number in range(jobs)
-            ]
-            found = [outcome for share in shares for outcome in share.result()]
-    return report.with_missing(suite, bench, report.judged(suite, found))
+        found = _shared(suite, [bench.beside(f"process-{number}") for number in range(jobs)])
+        failed = {part for part, outcome in found if _is_unexpected(suite, outcome)}
+        if failed:
+            print(f"again, alone: {len(failed)}", flush=True)
+            found = [told for told in found if told[0] not in failed]
+            found += _shared(suite, [bench.beside("alone", failed)])
+    outcomes = [outcome for _, outcome in found]
+    return report.with_missing(suite, bench, report.judged(suite, outcomes))
 
 
-def _share(suite: Suite, bench: Bench) -> list[SuiteOutcome]:
-    """The outcomes of the tests that no other process of this run has taken."""
-    found: list[SuiteOutcome] = []
+def _shared(suite: Suite, benches: list[Bench]) -> list[tuple[str, SuiteOutcome]]:
+    """The outcomes of processes, one for each bench, with the parts that they are of."""
+    fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(len(benches), fork, network.apart) as pool:
+        shares = [pool.submit(_share, suite, bench) for bench in benches]
+        return [told for share in shares for told in share.result()]
+
+
+def _share(suite: Suite, bench: Bench) -> list[tuple[str, SuiteOutcome]]:
+    """The outcomes of the parts that no other process of this run has taken."""
+    found = []
     since = time.monotonic()
     with bench.endings:
         for outcome in suite.run(bench):
             now = time.monotonic()
-            found.append(outcome)
+            found.append((bench.claimed, outcome))
+            unexpected = _is_unexpected(suite, outcome)
             failed = outcome.verdict is SuiteVerdict.FAIL
-            known = failed and reason_of(
-                outcome.test, {**suite.expected_failures, **suite.not_supported}
-            )
-            mark = "x" if known else MARKS[outcome.verdict]
+            mark = "x" if failed and not unexpected else MARKS[outcome.verdict]
             line = f"  {mark} {outcome.test} ({now - since:.0f} s)"
-            if failed and not known:
+            if unexpected:
                 line += "\n    " + outcome.detail.replace("\n", "\n    ")
             print(line, flush=True)
             since = now
     return found
+
+
+def _is_unexpected(suite: Suite, outcome: SuiteOutcome) -> bool:
+    known = {**suite.expected_failures, **suite.not_supported}
+    return outcome.verdict is SuiteVerdict.FAIL and not reason_of(outcome.test, known)
 
 
 def main() -> int:

@@ -41,7 +41,8 @@ backends, they run with ONNX Runtime; one runs with TorchScript and OpenVINO, to
 TensorRT or of a GPU that a test does not ask are left out, or do not load. Its Python models run
 unmodified, by `--allow-python`; the probe of leaks in its Python backend's shared memory finds no
 region of the gateway's. Flags of logs, of the time to exit and of the interval of metrics, which
-are read when they are asked for, are left out.
+are read when they are asked for, are left out. Tests that fail while others run beside them run
+again alone: some measure milliseconds.
 
 """
 

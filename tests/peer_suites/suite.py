@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
@@ -107,6 +107,7 @@ class Bench:
         work: a folder of this process alone.
         common: a folder of this run's processes.
         endings: what is done when the suite has run.
+        claimed: the part that this process has taken last.
         python: of the suite's environment.
     """
 
@@ -121,28 +122,38 @@ class Bench:
         self._folders, self.work, self.python = folders, work, python
         self._only, self.common = only, work
         self.endings = contextlib.ExitStack()
+        self.claimed = ""
+        self._parts: Collection[str] | None = None
         self._not_applicable = not_applicable
 
     def wanted(self, file: str) -> bool:
         """Whether the tests of ``file`` are asked for."""
         return self._only in file
 
-    def beside(self, name: str) -> Bench:
-        """The bench of another process of this run."""
+    def beside(self, name: str, parts: Collection[str] | None = None) -> Bench:
+        """The bench of another process of this run.
+
+        Args:
+            parts: all that it runs, whoever has taken them; None: what nobody has taken yet.
+        """
         work = self.work / name
         work.mkdir()
         bench = Bench(self._folders, work, self.python, self._not_applicable, self._only)
-        bench.common = self.common
+        bench.common, bench._parts = self.common, parts
         return bench
 
     def claims(self, part: str) -> bool:
-        """Whether this process is the first of the run that asks for ``part``."""
+        """Whether this process is to run ``part``: it is the first one that asks for it."""
+        if self._parts is not None:
+            self.claimed = part
+            return part in self._parts
         claimed = self.common / "claimed"
         claimed.mkdir(exist_ok=True)
         try:
             (claimed / part).touch(exist_ok=False)
         except FileExistsError:
             return False
+        self.claimed = part
         return True
 
     def source(self, source: PinnedSource) -> Path:

@@ -197,6 +197,9 @@ def test_processes_of_a_run_share_its_tests(bench: Bench, tmp_path: Path) -> Non
     assert [first.claims("a"), second.claims("a"), second.claims("b"), first.claims("b")] == [
         *(True, False, True, False),
     ]
+    again = one.beside("again", {"b"})
+    assert [again.claims(part) for part in "abb"] == [False, True, True]
+    assert again.claimed == "b"
 
 
 def test_a_script_passes_by_its_exit_status_and_what_it_says(bench: Bench, tmp_path: Path) -> None:

@@ -129,6 +129,8 @@ NOT_APPLICABLE = {
     f"{_LIFE}::test_parse_error_noexit": _NAME,
     f"{_LIFE}::test_model_reload_fail": f"{_GPU}: a kind of instance that fails to load",
     f"{_LIFE}::test_load_gpu_limit": _GPU,
+    "L0_metrics/cpu_metrics_test.py::TestCpuMetrics::test_cpu_metrics_during_inference": f"{_GPU}: "
+    "its model's instances are KIND_GPU",
     f"{_BATCHER}::test_max_queue_delay_only": f"{_GPU}: its models' instances are KIND_GPU",
     f"{_LIFE}::test_concurrent_model_instance_load_sanity": f"{_GPU}: half of its models are "
     "KIND_GPU; those of KIND_CPU pass",
