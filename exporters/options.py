@@ -104,7 +104,8 @@ class ExportOptions(TypedDict, total=False):
         Sequence[str],
         "Declare an input of a model that declares no signature, or sizes that a Keras model "
         "or SavedModel leaves open: 'image:FP32[3,224,224]', "
-        "'tokens:INT64[sequence=1..64]=0..511'. Repeatable.",
+        "'tokens:INT64[sequence=1..64]=0..511'; the bounds of a dimension of -1 are found by "
+        "running the model. Repeatable.",
         option(was="inputs", metavar="NAME:DATATYPE[DIMS]"),
     ]
     output_name: Annotated[

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from modelport.exporters.decompositions.composites import traceable_composites
+from modelport.exporters.formats import loop_rewriting, open_loops
 from modelport.gateway.errors import Unsupported
 
 
@@ -31,12 +32,20 @@ def kept_by(module: nn.Module) -> Iterator[None]:
     Raises:
         Unsupported: the number of steps of a loop is not the same for all sizes.
     """
-    replaced = {"len": _length, "range": _steps}
+    replaced = {
+        "len": _length,
+        "range": _steps,
+        **open_loops.NAMES,
+        f"{loop_rewriting.PREFIX}run": _run,
+    }
     names = {type(part).__module__ for part in module.modules()}
-    places = [vars(sys.modules[n]) for n in names if n in sys.modules and not _is_torch(n)]
-    changed = [(place, name) for place in places for name in replaced if name not in place]
-    for place, name in changed:
-        place[name] = replaced[name]
+    places = [sys.modules[n] for n in names if n in sys.modules and not _is_torch(n)]
+    changed = [(vars(p), name) for p in places for name in replaced if name not in vars(p)]
+    for globals_, name in changed:
+        globals_[name] = replaced[name]
+    functions = list(_with_variants(module, places))
+    for place, name, _, variant in functions:
+        setattr(place, name, variant)
     pool = torch.max_pool1d
     torch.max_pool1d = _max_pool1d  # type: ignore[assignment]
     try:
@@ -45,12 +54,36 @@ def kept_by(module: nn.Module) -> Iterator[None]:
     except OpenLoop as error:
         raise Unsupported(
             f"forward() loops along an axis of open length ({error}), which a graph can only repeat"
-            " for one length; compute all steps at once, or in torch's scan or while_loop"
+            " for one length; declare one length with --input, as x:FP32[16], or compute all steps "
+            "at once or in torch's scan"
         ) from None
     finally:
         torch.max_pool1d = pool
-        for place, name in changed:
-            del place[name]
+        for place, name, function, _ in functions:
+            setattr(place, name, function)
+        for globals_, name in changed:
+            del globals_[name]
+
+
+def _with_variants(module: nn.Module, places: Sequence[Any]) -> Iterator[tuple[Any, str, Any, Any]]:
+    """Classes and modules, with the names of their functions that have loops, and the variants."""
+    owners = {owner: None for part in module.modules() for owner in type(part).__mro__}
+    for owner in (*owners, *places):
+        for name, function in list(vars(owner).items()):
+            if _is_torch(getattr(function, "__module__", None) or "torch"):
+                continue
+            if variant := loop_rewriting.rewritten(function):
+                yield owner, name, function, variant
+
+
+def _run(*given: Any) -> Any:
+    """A loop of open length; one that is irregular is refused with its line."""
+    try:
+        return open_loops.run(*given)
+    except Exception as error:
+        frame = sys._getframe(1)
+        place = f"{Path(frame.f_code.co_filename).name} line {frame.f_lineno}"
+        raise OpenLoop(place) from error
 
 
 def _is_torch(name: str) -> bool:

@@ -18,6 +18,7 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from modelport.exporters.requests.random_inputs import (
     draw,
     sizes_of,
 )
-from modelport.exporters.sources import SourceRequest
+from modelport.exporters.sources import SourceRequest, input_bounds
 from modelport.exporters.sources.tensor_flags import (
     DEFAULT_LONGEST,
     lengths_chosen,
@@ -47,7 +48,7 @@ from modelport.exporters.sources.torch_eager import (
     named_tensors,
 )
 from modelport.gateway.errors import UsageError, first_line
-from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+from modelport.gateway.types import Array, Axis, Datatype, ModelSignature, TensorSpec
 
 EXAMPLE_ATTRIBUTES = ("example_inputs", "example_input_array", "dummy_inputs")
 
@@ -66,6 +67,10 @@ def spec(module: nn.Module, request: SourceRequest, declared: ModelSpec | None) 
     inputs, axes = _inputs(module, request)
     masks = attention_masks.parse(request.masks) or attention_masks.infer(inputs)
     inputs = [_bounded(spec, masks) for spec in inputs]
+    if any(-1 in spec.dims for spec in inputs):
+        taken = ModelSignature(tuple(inputs), (), request.max_batch_size, axes)
+        settled = input_bounds.settle(taken, partial(_answers, module), masks)
+        inputs, axes = list(settled.inputs), dict(settled.axes)
 
     def signature(module: Any, max_batch_size: int) -> ModelSignature:
         taken = ModelSignature(tuple(inputs), (), max_batch_size, axes)
@@ -275,9 +280,7 @@ def _run(
     inputs = draw(taken, batch, sizes, np.random.default_rng(0), fills, masks)
     shapes = ", ".join(f"{spec.name} {list(inputs[spec.name].shape)}" for spec in taken.inputs)
     try:
-        with inference_mode(module):
-            tensors = [torch.from_numpy(inputs[spec.name]) for spec in taken.inputs]
-            result = call(module, tensors, keywords_of(module, list(inputs)))
+        result = _answers(module, {spec.name: inputs[spec.name] for spec in taken.inputs})
     except Exception as error:
         reason = first_line(error)
         raise UsageError(
@@ -285,6 +288,12 @@ def _run(
             + _remedy(module, taken, request.inputs, error)
         ) from error
     return named_tensors(result, request.output_names)
+
+
+def _answers(module: nn.Module, inputs: Mapping[str, Array]) -> Any:
+    with inference_mode(module):
+        tensors = [torch.from_numpy(value) for value in inputs.values()]
+        return call(module, tensors, keywords_of(module, list(inputs)))
 
 
 def _remedy(

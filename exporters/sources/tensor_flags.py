@@ -29,9 +29,10 @@ def parse_tensors(
     """Parse the values of ``--input`` and ``--output-tensor``, and the axes of all of them.
 
     A value is ``NAME:DATATYPE[DIM,...]``, and ``=LOW..HIGH`` for the range of its values. Dims
-    exclude the batch dimension. A dim is a size or the name of a dynamic axis, which may have
-    bounds: ``tokens:INT64[sequence=1..64]=0..511``; any one of the tensors that have an axis may
-    declare them. Without dims the tensor is one scalar per batch element, ``[1]`` on the wire.
+    exclude the batch dimension. A dim is a size, -1 for an open one, or the name of a dynamic axis,
+    which may have bounds: ``tokens:INT64[sequence=1..64]=0..511``; any one of the tensors that have
+    an axis may declare them. Without dims the tensor is one scalar per batch element, ``[1]`` on
+    the wire.
 
     Raises:
         UsageError: a value has another form, a name occurs twice, two values give an axis different
@@ -140,11 +141,13 @@ def _datatype(text: str) -> Datatype:
 
 
 def _dim(text: str, axes: _Axes, value: _Value) -> int | str:
+    if text == "-1":
+        return -1
     if text.isdecimal() and int(text) > 0:
         return _size(text)
     match = _AXIS.fullmatch(text)
     if match is None:
-        raise ValueError(f"'{text}' is neither a size nor the name of an axis")
+        raise ValueError(f"'{text}' is neither a size, -1, nor the name of an axis")
     bounds = None if match["low"] is None else (_size(match["low"]), _size(match["high"]))
     if bounds is not None and not 0 < bounds[0] <= bounds[1]:
         raise ValueError(f"the bounds of axis '{match['name']}' are empty")

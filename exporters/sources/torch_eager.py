@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops import utils as higher_order
 from torch.masked import is_masked_tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.gateway.errors import Unsupported, UsageError
@@ -64,10 +65,12 @@ def _uncompiled() -> Iterator[None]:
         return
     compiled: Any = higher_order._hop_compile_and_call
 
-    def call(*args: Any) -> Any:
+    def call(function: Any, args: Any, *rest: Any) -> Any:
+        if function.__name__ == "run_flattened_scan" and not torch.compiler.is_exporting():
+            return _scanned(*args)
         stance = "default" if torch.compiler.is_exporting() else "force_eager"
         with torch.compiler.set_stance(stance):
-            return compiled(*args)
+            return compiled(function, args, *rest)
 
     higher_order._hop_compile_and_call = call
     try:
@@ -75,6 +78,15 @@ def _uncompiled() -> Iterator[None]:
             yield
     finally:
         higher_order._hop_compile_and_call = compiled
+
+
+def _scanned(step: Any, carry: Any, xs: Sequence[Tensor]) -> tuple[Any, Any]:
+    """The final state and the stacked results; torch 2.13 joins them to one list uncompiled."""
+    results = []
+    for elements in zip(*xs, strict=True):
+        carry, result = step(*tree_leaves(carry), *elements)
+        results.append(result)
+    return carry, tree_map(lambda *each: torch.stack(each), *results)
 
 
 class TorchEager:

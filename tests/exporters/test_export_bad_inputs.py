@@ -275,12 +275,12 @@ OPTIONS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "a dimension of zero": (
         ("--input", "x:FP32[0]"),
         2,
-        "'0' is neither a size nor the name of an axis; write",
+        "'0' is neither a size, -1, nor the name of an axis; write",
     ),
     "a negative dimension": (
         ("--input", "x:FP32[-3]"),
         2,
-        "'-3' is neither a size nor the name of an axis; write",
+        "'-3' is neither a size, -1, nor the name of an axis; write",
     ),
     "a huge dimension": (
         ("--input", "x:FP32[99999999999999999999]"),

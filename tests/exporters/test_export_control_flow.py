@@ -62,6 +62,15 @@ def prefixes(module: ControlFlow, x: Tensor) -> Tensor:
     return scan(step, torch.zeros(4), module.left(x), dim=0)[1]  # type: ignore[no-any-return]
 
 
+def two_states(module: ControlFlow, x: Tensor) -> Tensor:
+    def step(carry: list[Tensor], row: Tensor) -> tuple[list[Tensor], tuple[Tensor, Tensor]]:
+        new = [torch.tanh(carry[0] + row), carry[1] + 1]
+        return new, (new[0].clone(), row - carry[1])
+
+    (last, _), (first, second) = scan(step, [torch.zeros(4), torch.zeros(4)], x, dim=0)
+    return module.left(first + second) + last
+
+
 def _doubled(x: Tensor) -> Tensor:
     return torch.relu(x) * 2
 
@@ -72,7 +81,7 @@ def branch_beside_compiled(module: ControlFlow, x: Tensor) -> Tensor:
 
 BODIES = {
     each.__name__: each
-    for each in (branch, branch_in_a_branch, loop, prefixes, branch_beside_compiled)
+    for each in (branch, branch_in_a_branch, loop, prefixes, two_states, branch_beside_compiled)
 }
 FORMATS = ("onnx", "pt2", "savedmodel", "tflite")
 
@@ -96,8 +105,9 @@ def export(name: str, row: str, folder: Path) -> None:
     )
 
 
-def test_a_branch_is_exported_beside_a_compiled_function(tmp_path: Path) -> None:
-    export("branch_beside_compiled", "pt2", tmp_path)
+@pytest.mark.parametrize("name", ["branch_beside_compiled", "two_states"])
+def test_what_torch_compiles_is_exported(name: str, tmp_path: Path) -> None:
+    export(name, "pt2", tmp_path)
 
 
 @pytest.mark.thorough

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from modelport.exporters.sources import SourceRequest, signature_inference
 from modelport.exporters.sources.tensor_flags import DEFAULT_LONGEST, parse_tensors
-from modelport.gateway.errors import UsageError
+from modelport.gateway.errors import Unsupported, UsageError
 from modelport.gateway.repository import config
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 
@@ -23,6 +23,32 @@ from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 def infer(module: nn.Module, *inputs: str, names: tuple[str, ...] = ()) -> ModelSignature:
     request = SourceRequest(Path("x.pt"), "m", inputs=inputs, output_names=names)
     return signature_inference.spec(module, request, None).signature(module, 4)
+
+
+class Masked(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return x * mask[..., None]
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "dims", "minimum"),
+    [
+        (nn.Conv2d(3, 4, 5), ("x:FP32[3,-1,-1]",), [(3, "x_1", "x_2")], 5),
+        (Masked(), ("x:FP32[-1,6]", "mask:BOOL[-1]"), [("axis_0", 6), ("axis_0",)], 1),
+    ],
+    ids=["two axes of a size at least", "one axis of two inputs"],
+)
+def test_open_dims_are_named_and_bounded_by_trial(
+    module: nn.Module, inputs: tuple[str, ...], dims: list[object], minimum: int
+) -> None:
+    found = infer(module, *inputs)
+    assert [spec.dims for spec in found.inputs] == dims
+    assert {axis.minimum for axis in found.axes.values()} == {minimum}
+
+
+def test_open_dims_at_which_no_size_runs_are_refused_with_a_size_to_declare() -> None:
+    with pytest.raises(Unsupported, match=r"declare sizes that it runs at, such as --input 'x:FP"):
+        infer(nn.Linear(7000, 2), "x:FP32[-1]")
 
 
 class Tagger(nn.Module):

@@ -19,6 +19,7 @@ from modelport.gateway.types import Axis, ModelSignature
 from tests.torch_subjects import fp32, subject, worst
 
 SIZES = {"n": Axis("n", 4, 12)}
+MORE = ("onnx", "savedmodel", "tflite")
 
 
 class CountsSteps(nn.Module):
@@ -46,11 +47,44 @@ class Contracts(nn.Module):
 
 
 class Recurs(nn.Module):
+    """Regular loops: by number or element, forward or backward, over lists, sums and slots."""
+
     def forward(self, x: Tensor) -> Tensor:
         states = [x[:, 0]]
         for i in range(1, x.shape[1]):
             states.append(torch.tanh(states[-1] + x[:, i]))
-        return torch.stack(states, 1)
+        written, m = torch.zeros_like(x), torch.zeros(())
+        for t in range(x.size(1) - 1, -1, -1):
+            m = m * 0.5 + torch.maximum(x[:, t], x[:, t - 1])
+            written[:, t] = m
+        total, sums = 0, []
+        for element in x.unbind(1):
+            total = total + element
+            sums.append(total)
+        pairs = []
+        for t in range(x.shape[1] - 1):
+            pair = x[..., t : t + 2]
+            pairs.append(pair.sum(-1, keepdim=True))
+        rest: Tensor = torch.cat(pairs, 1)
+        return torch.stack(states, 1) + written + torch.stack(sums, -1) + rest.sum(1)[:, None]
+
+
+class Alternates(nn.Module):
+    """An irregular loop: its steps differ."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = x[:, 0]
+        for i in range(x.shape[1]):
+            if i % 2:
+                state = state + x[:, i]
+        return state[:, None] + x
+
+
+class Windowed(nn.Module):
+    """An irregular loop: a step reads everything before it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([x[:, : i + 1].sum(1) for i in range(x.shape[1])], 1)
 
 
 def convert(module: nn.Module, format_name: str, folder: Path) -> float:
@@ -67,12 +101,22 @@ def test_the_artifact_takes_every_size(tmp_path: Path, module: nn.Module, format
     assert convert(module, format_name, tmp_path) < 1e-5
 
 
+@pytest.mark.parametrize(
+    "format_name",
+    ["pt2", *(pytest.param(name, marks=pytest.mark.thorough) for name in MORE)],
+)
+def test_a_regular_loop_takes_every_number_of_steps(tmp_path: Path, format_name: str) -> None:
+    assert convert(Recurs(), format_name, tmp_path) < 1e-5
+    assert not [name for name in globals() if name.startswith("_open_loop")]
+
+
+@pytest.mark.parametrize("module", [Alternates(), Windowed()])
 @pytest.mark.parametrize("format_name", ["onnx", "pt2"])
-def test_a_loop_along_an_open_axis_is_refused_with_its_line(
-    tmp_path: Path, format_name: str
+def test_an_irregular_loop_along_an_open_axis_is_refused_with_its_line(
+    tmp_path: Path, format_name: str, module: nn.Module
 ) -> None:
     with pytest.raises(Unsupported, match=r"loops along an axis of open length \(test_") as caught:
-        convert(Recurs(), format_name, tmp_path)
+        convert(module, format_name, tmp_path)
     assert exit_code(caught.value) == 4
     assert "range" not in globals()
     assert "len" not in globals()
