@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from modelport.exporters.decompositions.composites import traceable_composites
-from modelport.exporters.formats import loop_rewriting, open_loops
+from modelport.exporters.formats import loop_rewriting, open_loops, packed_sequences
 from modelport.gateway.errors import Unsupported
 
 
@@ -49,7 +49,11 @@ def kept_by(module: nn.Module) -> Iterator[None]:
     pool = torch.max_pool1d
     torch.max_pool1d = _max_pool1d  # type: ignore[assignment]
     try:
-        with torch.backends.opt_einsum.flags(enabled=False), traceable_composites():
+        with (
+            torch.backends.opt_einsum.flags(enabled=False),
+            traceable_composites(),
+            packed_sequences.padded(places),
+        ):
             yield
     except OpenLoop as error:
         raise Unsupported(

@@ -68,7 +68,8 @@ def two_states(module: ControlFlow, x: Tensor) -> Tensor:
         return new, (new[0].clone(), row - carry[1])
 
     (last, _), (first, second) = scan(step, [torch.zeros(4), torch.zeros(4)], x, dim=0)
-    return module.left(first + second) + last
+    found: Tensor = module.left(first + second) + last
+    return found
 
 
 def _doubled(x: Tensor) -> Tensor:

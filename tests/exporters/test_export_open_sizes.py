@@ -57,7 +57,8 @@ class Recurs(nn.Module):
         for t in range(x.size(1) - 1, -1, -1):
             m = m * 0.5 + torch.maximum(x[:, t], x[:, t - 1])
             written[:, t] = m
-        total, sums = 0, []
+        total: Any = 0
+        sums = []
         for element in x.unbind(1):
             total = total + element
             sums.append(total)
