@@ -259,4 +259,4 @@ class _LoopBody(ast.NodeTransformer):
             raise _Irregular
         if ast.unparse(upper) != f"{ast.unparse(lower)} + {ast.unparse(upper.right)}":
             raise _Irregular
-        return _call("Span", self.visit(lower), upper.right)
+        return _call("StepSpan", self.visit(lower), upper.right)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from modelport.exporters.formats.loop_rewriting import PREFIX
 
 
-class Span(NamedTuple):
+class StepSpan(NamedTuple):
     """A slice of fixed length that begins at a step."""
 
     start: Tensor
@@ -59,7 +59,7 @@ def at(x: Tensor, *parts: Any) -> Tensor:
         if isinstance(part, Tensor):
             x = x.index_select(dim, _not_negative(part, x.shape[dim]).view(1)).squeeze(dim)
             continue
-        if isinstance(part, Span):
+        if isinstance(part, StepSpan):
             x = x.index_select(dim, part.start + torch.arange(part.length))
         elif part is None:
             x = x.unsqueeze(dim)
@@ -75,15 +75,15 @@ def at(x: Tensor, *parts: Any) -> Tensor:
 def put(x: Tensor, value: Any, *parts: Any) -> Tensor:
     """``x`` after ``x[parts] = value``, where one part is a step, and others are whole axes."""
     parts = _without_ellipsis(x, parts)
-    dim = next(i for i, part in enumerate(parts) if isinstance(part, Tensor | Span))
+    dim = next(i for i, part in enumerate(parts) if isinstance(part, Tensor | StepSpan))
     if any(part != slice(None) for i, part in enumerate(parts) if i != dim):
         raise NotImplementedError("a part of a step is written")
     part = parts[dim]
-    length = part.length if isinstance(part, Span) else 1
-    start = part.start if isinstance(part, Span) else part
+    length = part.length if isinstance(part, StepSpan) else 1
+    start = part.start if isinstance(part, StepSpan) else part
     places = _not_negative(start, x.shape[dim]) + torch.arange(length)
     value = torch.as_tensor(value, dtype=x.dtype)
-    if value.dim() and not isinstance(part, Span):
+    if value.dim() and not isinstance(part, StepSpan):
         value = value.unsqueeze(dim - x.dim()) if value.dim() >= x.dim() - dim - 1 else value
     shape = [*x.shape[:dim], length, *x.shape[dim + 1 :]]
     return x.index_copy(dim, places, value.expand(shape))
@@ -144,5 +144,6 @@ def run(step: Callable[..., Any], bounds: Sequence[Any], state: list[Any]) -> tu
 
 #: The functions that rewritten code calls, by their names there.
 NAMES: dict[str, Any] = {
-    f"{PREFIX}{each.__name__}": each for each in (is_open, stack, cat, at, put, run, Span, Steps)
+    f"{PREFIX}{each.__name__}": each
+    for each in (is_open, stack, cat, at, put, run, StepSpan, Steps)
 }
