@@ -3,6 +3,7 @@
 A line stays a line of JSON, ``{"encrypted": "BASE64"}``, so that files grow, rotate and are cut off
 as others. Its bytes are a salt, a nonce, and the record with the tag. Each process has a salt of
 its own, by which its key is derived from that of the file (HKDF, RFC 5869), and counts its nonces.
+``cryptography`` is imported lazily.
 """
 
 from __future__ import annotations
@@ -13,16 +14,15 @@ import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from modelport.gateway.errors import UsageError
 from modelport.gateway.repository import untrusted_files
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 #: Bytes of a file with a key.
@@ -79,6 +79,10 @@ def given_key() -> bytes | None:
 
 @functools.lru_cache(64)
 def _cipher(key: bytes, salt: bytes) -> AESGCM:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
     return AESGCM(HKDF(SHA256(), _KEY_BYTES, salt, _INFO).derive(key))
 
 
@@ -110,6 +114,8 @@ def decrypt(line: bytes, key: bytes | None) -> bytes:
             f"the records are encrypted; name the file with their key in {KEY_VARIABLE}, or with "
             "--record-key"
         )
+    from cryptography.exceptions import InvalidTag
+
     content = base64.b64decode(line[len(BEGIN) : -len(END)], validate=True)
     salt, rest = content[:_SALT_BYTES], content[_SALT_BYTES:]
     try:

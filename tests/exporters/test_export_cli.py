@@ -132,7 +132,9 @@ def test_one_perturbed_weight_exits_3_and_leaves_the_repository_as_it_was(
     assert snapshot(repository) == before
 
 
-@pytest.mark.parametrize("output", ["out", "out/net.onnx"])
+@pytest.mark.parametrize(
+    "output", ["out", pytest.param("out/net.onnx", marks=pytest.mark.thorough)]
+)
 def test_an_output_is_written_instead_of_published_and_replaced_when_repeated(
     invoke: Invoke, vit_checkpoint: Path, tmp_path: Path, output: str
 ) -> None:

@@ -206,6 +206,7 @@ def _verify(model: Path, checkpoint: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.thorough
 def test_the_third_level_approximates_gelu_and_is_held_to_decisions(
     invoke: Invoke, vit_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -226,6 +227,7 @@ def test_a_model_without_gelu_keeps_every_value_at_the_third_level(
     assert document["parity"]["bounds"] is None
 
 
+@pytest.mark.thorough
 def test_fp16_is_made_after_the_fusions(
     invoke: Invoke, vit_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -455,9 +457,8 @@ def test_pickled_calibration_data_is_not_executed(
 # -- weights alone --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param("int4", marks=pytest.mark.thorough), "int8-weight-only"]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["int4", "int8-weight-only"])
 def test_weights_alone_are_quantised_in_blocks(
     invoke: Invoke, fraud_checkpoint: Path, tmp_path: Path, kind: str
 ) -> None:
@@ -574,6 +575,7 @@ def test_options_without_a_meaning_are_one_line(
     assert said in failed(invoke(fraud_checkpoint, *arguments), code, tmp_path)
 
 
+@pytest.mark.thorough
 def test_no_option_is_no_optimisation(
     invoke: Invoke, fraud_checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -171,6 +171,7 @@ def test_too_many_changed_decisions_exit_3_and_leave_the_repository_as_it_was(
     assert not (tmp_path / "repository").exists()
 
 
+@pytest.mark.thorough
 def test_a_metric_that_falls_exits_3(
     invoke: Invoke, fraud_checkpoint: Path, held_out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,7 @@ def test_the_size_of_a_record_is_bounded(tmp_path: Path) -> None:
     assert (tmp_path / sample_requests.FILENAME).stat().st_size < 21_000
 
 
+@pytest.mark.thorough
 def test_a_version_without_a_record_gets_one_later(
     invoke: Invoke, fraud_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -123,6 +124,7 @@ def test_a_version_without_a_record_gets_one_later(
     assert "exists; --output writes" in again.output
 
 
+@pytest.mark.thorough
 def test_a_signed_version_gets_a_record_with_its_key_only(
     invoke: Invoke, fraud_checkpoint: Path, tmp_path: Path
 ) -> None:
