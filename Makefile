@@ -208,16 +208,17 @@ sweep: $(READY) ## Export 150 architectures to every format, check each artifact
 	$(BIN)/python -m tests.sweep.peers --results build/sweep-peers-$(COMMIT).jsonl --page docs/sweep.md
 	$(STAMP) docs/sweep.md
 
-sweep-drawn: $(READY) ## Export 80 architectures that a seed draws from other packages, and print how many are right; 2 hours; SEED=N
+sweep-drawn: $(READY) ## Export 110 architectures that a seed draws from other packages, and write docs/sweep-drawn.md; continues where it was stopped; 2 hours; SEED=N
 	$(INSTALL) --no-deps --target build/drawn timm torchvision
-	PYTHONPATH=build/drawn $(BIN)/python -m tests.sweep --draw 80 --seed $(or $(SEED),1) --format onnx --format savedmodel --format tflite \
-		--results build/sweep-drawn-$(or $(SEED),1)-$(COMMIT).jsonl
+	PYTHONPATH=build/drawn $(BIN)/python -m tests.sweep --draw 110 --seed $(or $(SEED),1) --format onnx --format savedmodel --format tflite \
+		--results build/sweep-drawn-$(or $(SEED),1)-$(COMMIT).jsonl --page docs/sweep-drawn.md
+	$(STAMP) docs/sweep-drawn.md
 
 sweep-operators: $(READY) ## Convert every operator of PyTorch to ONNX, SavedModel and TFLite, and write docs/operators.md; continues where it was stopped; 1 hour; SHARD=I/N
 	$(BIN)/python -m tests.sweep.operators --shard $(or $(SHARD),1/1) --results build/operators-$(COMMIT).jsonl --page docs/operators.md
 	$(STAMP) docs/operators.md
 
-pages: table sweep sweep-operators matrix bench peer-suites ## Write every page of results again, for a release; 4 hours, needs Java 17
+pages: table sweep sweep-drawn sweep-operators matrix bench peer-suites ## Write every page of results again, for a release; 6 hours, needs Java 17
 
 tflite-runtime: $(READY) ## Run fp32 and fp16 TFLite files on tflite-runtime 2.14, in its own environment
 	$(BIN)/python -m tests.tflite_runtime

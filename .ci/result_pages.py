@@ -29,6 +29,7 @@ PAGES = {
     "docs/peer-suites.md": ResultPage("peer-suites", ("gateway", "tests/peer_suites")),
     "docs/protocols/index.md": ResultPage("matrix", ("gateway", "tests/matrix")),
     "docs/sweep.md": ResultPage("sweep", ("exporters", "tests/sweep")),
+    "docs/sweep-drawn.md": ResultPage("sweep-drawn", ("exporters", "tests/sweep")),
     "docs/operators.md": ResultPage("sweep-operators", ("exporters", "tests/sweep")),
 }
 STAMP = re.compile(r"^Results at commit `(\w+)`.*\.$", re.MULTILINE)
