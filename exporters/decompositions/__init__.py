@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from modelport.exporters.decompositions import (
     built_in,
+    complex_parts,
     elementwise,
     linear_algebra,
     pooling,
@@ -16,12 +17,14 @@ from modelport.exporters.decompositions import (
     special,
     statistics,
 )
-from modelport.exporters.decompositions.table import BUILT_IN, DECOMPOSITIONS
+from modelport.exporters.decompositions.table import BUILT_IN, COMPLEX, DECOMPOSITIONS
 
 __all__ = [
     "BUILT_IN",
+    "COMPLEX",
     "DECOMPOSITIONS",
     "built_in",
+    "complex_parts",
     "elementwise",
     "linear_algebra",
     "pooling",

@@ -109,3 +109,13 @@ def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | No
         return x
     kind = {"reflect": "reflection", "replicate": "replication"}[mode]
     return getattr(aten, f"{kind}_pad{len(pad) // 2}d").default(x, margins)
+
+
+@decomposes(aten.unfold_backward.default)
+def unfold_backward(x: Tensor, size: Sequence[int], dim: int, length: int, step: int) -> Any:
+    """Add up the windows of ``x``; PyTorch's own decomposition has indices of 32 bits."""
+    dim = dim % len(size)
+    places = torch.arange(size[dim], device=x.device).unfold(0, length, step).flatten()
+    windows = x.movedim(-1, dim + 1).flatten(dim, dim + 1)
+    index = (*[None] * dim, places)
+    return aten._unsafe_index_put(x.new_zeros(size), index, windows, accumulate=True)

@@ -13,6 +13,10 @@ DECOMPOSITIONS: dict[Any, Decomposition] = {}
 #: Operators that TFLite's built-in ones lack; TensorFlow and ONNX have them.
 BUILT_IN: dict[Any, Decomposition] = {}
 
+#: Operators of complex tensors, which return NotImplemented for others. TensorFlow has all of them,
+#: ONNX some.
+COMPLEX: dict[Any, Decomposition] = {}
+
 
 def decomposes(
     *operators: Any, table: dict[Any, Decomposition] = DECOMPOSITIONS

@@ -24,6 +24,7 @@ from torch.onnx import ONNXProgram
 from torch.onnx._internal.exporter import _decomp
 
 from modelport.exporters.decompositions import DECOMPOSITIONS
+from modelport.exporters.decompositions.complex_parts import with_parts
 from modelport.exporters.formats import (
     onnx_difference,
     onnx_kernels,
@@ -44,6 +45,11 @@ from modelport.gateway.types import Array, ModelSignature
 OLDEST_IR = 10
 CPU = "CPUExecutionProvider"
 RECURRENT = ("LSTM", "GRU", "RNN")
+#: Operators of complex tensors that ONNX has.
+_COMPLEX_IN_ONNX = (
+    *(torch.ops.aten._fft_r2c.default, torch.ops.aten._fft_c2c.default),
+    *(torch.ops.aten._fft_c2r.default, torch.ops.aten.view_as_complex.default),
+)
 
 #: Larger weights go to ``<file>.data`` beside the model, as a protobuf message ends at 2 GiB.
 EXTERNAL_DATA_BYTES = 1 << 30
@@ -225,7 +231,7 @@ def _decompositions() -> Iterator[None]:
     create = _decomp.create_onnx_friendly_decomposition_table
 
     def with_ours(translated: Any) -> dict[Any, Any]:
-        return {**create(translated), **DECOMPOSITIONS}
+        return with_parts({**create(translated), **DECOMPOSITIONS}, besides=_COMPLEX_IN_ONNX)
 
     _decomp.create_onnx_friendly_decomposition_table = with_ours  # type: ignore[assignment]
     try:

@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from modelport.exporters.decompositions import BUILT_IN, DECOMPOSITIONS
+from modelport.exporters.decompositions.complex_parts import with_parts, without_pairs
 from modelport.exporters.lowering.built_in import only_built_in
 from modelport.exporters.lowering.operators import OPERATORS
 from modelport.exporters.lowering.registry import name_of
@@ -33,7 +34,7 @@ ASSERTIONS = frozenset(
 
 
 #: Operators that TFLite has no kernel for; TensorFlow has.
-NOT_BUILT_IN = frozenset(("erfinv", "lgamma"))
+NOT_BUILT_IN = frozenset(("erfinv", "lgamma", "stft"))
 
 
 def prepared(traced: ExportedProgram) -> ExportedProgram:
@@ -41,6 +42,7 @@ def prepared(traced: ExportedProgram) -> ExportedProgram:
     program: ExportedProgram = traced.run_decompositions(decompositions())
     for graph in graphs(program):
         _drop_assertions(graph)
+        without_pairs(graph)
         for node in graph.nodes:
             if node.op == "call_function" and name_of(node.target) in ("view", "_unsafe_view"):
                 x, wanted = node.args
@@ -63,7 +65,7 @@ def decompositions() -> Any:
         if name in OPERATORS and not (only_built_in() and name in NOT_BUILT_IN):
             del table[operator]
     if only_built_in():
-        table.update(BUILT_IN)
+        table = with_parts({**table, **BUILT_IN})
     return table
 
 

@@ -1,4 +1,4 @@
-"""Fourier transforms and complex numbers; TFLite has neither."""
+"""Fourier transforms and complex numbers; for TFLite, ``decompositions.complex_parts`` are real."""
 
 from __future__ import annotations
 
