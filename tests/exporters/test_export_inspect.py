@@ -154,8 +154,9 @@ def test_external_data_counts_and_stays_in_its_folder(tmp_path: Path) -> None:
     refused(path, 5, "'model.onnx.data', which is missing")
     model = onnx.load(path, load_external_data=False)
     entries = {e.key: e for e in model.graph.initializer[0].external_data}
-    entries["location"].value = "../outside"
-    (tmp_path.parent / "outside").write_bytes(b"secret")
+    outside = f"{tmp_path.name}-outside"  # no other test has it
+    entries["location"].value = f"../{outside}"
+    (tmp_path.parent / outside).write_bytes(b"secret")
     path.write_bytes(model.SerializeToString())
     refused(path, 5, "outside its folder")
 

@@ -193,8 +193,8 @@ def test_requests_are_answered_while_a_model_checks_itself(
 
 def backends_in(repository: Path) -> Path:
     """A folder of Python-based backends beside ``repository``."""
-    directory = repository.parent / f"{repository.name}-backends"
-    directory.mkdir(exist_ok=True)
+    directory = repository.parent / f"{repository.name}-beside" / "backends"
+    directory.mkdir(parents=True, exist_ok=True)
     return directory
 
 
