@@ -129,7 +129,12 @@ def _command(command: click.Command, context: click.Context) -> Iterator[str]:
     usage = " ".join(command.collect_usage_pieces(context))
     yield f"```text\n{context.command_path} {usage}\n```"
     yield _description(command.help or "")
-    options = [p for p in command.get_params(context) if isinstance(p, click.Option)]
+    options = [p for p in command.params if isinstance(p, click.Option)]
+    # Click keeps a command's own one with the names of the first context that has asked.
+    names = context.help_option_names
+    options.append(
+        click.Option(names, is_flag=True, expose_value=False, help="Show this message and exit.")
+    )
     rows = ((_flags(option), _help(option, context), _variable(option)) for option in options)
     yield table(("option", "meaning", "environment"), rows)
     if isinstance(command, click.Group):
