@@ -11,7 +11,7 @@ from modelport.gateway.types import Infer, InferStream, ModelFiles
 
 
 class ModelControl(Protocol):
-    """Changes the served models, as ``models.control.Control``, which has all methods."""
+    """Changes the served models; ``models.control.Control`` has further methods."""
 
     async def load(
         self,
@@ -19,7 +19,12 @@ class ModelControl(Protocol):
         override: str | None = None,
         source: str = "",
         files: ModelFiles | None = None,
-    ) -> None: ...
+    ) -> None:
+        """
+        Args:
+            files: of the model, in place of those of the repository.
+        """
+        ...
 
     async def unload(self, name: str, dependents: bool = False) -> None: ...
 

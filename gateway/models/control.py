@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
+from modelport.gateway.backends.backend_host import ModelControl
 from modelport.gateway.backends.capabilities import CheckedBackend
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.models.manager import ModelManager
@@ -23,15 +24,13 @@ Operation = Callable[[dict[str, Any]], Awaitable[Any]]
 StateSource = Callable[[], Any]
 
 
-class Control(Protocol):
+class Control(ModelControl, Protocol):
     """Methods raise the errors of the ``ModelManager`` methods of the same name."""
 
     #: The gateway's main process, which receives signals.
     pid: int
 
     async def ready(self) -> bool: ...
-
-    async def require_ready(self, name: str, number: int = 0) -> None: ...
 
     async def index(self, ready_only: bool = False) -> list[dict[str, str]]: ...
 
@@ -44,21 +43,6 @@ class Control(Protocol):
     async def pending(self, name: str, number: int) -> int:
         """The number of requests that wait for a response from a version."""
         ...
-
-    async def load(
-        self,
-        name: str,
-        override: str | None = None,
-        source: str = "",
-        files: ModelFiles | None = None,
-    ) -> None:
-        """
-        Args:
-            files: of the model, in place of those of the repository.
-        """
-        ...
-
-    async def unload(self, name: str, dependents: bool = False) -> None: ...
 
     async def unload_version(self, name: str, number: int) -> None: ...
 
