@@ -7,7 +7,7 @@ server calls it in a context of its own, and makes a task only for an awaitable.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 from urllib.parse import unquote
 
 import httptools
@@ -54,6 +54,19 @@ class RequestBody(Protocol):
         Raises:
             ClientDisconnected: There is no more, although the body is not complete.
         """
+
+
+class _EndedBody:
+    """The body of a request whose handler has ended."""
+
+    def whole(self) -> None:
+        return None
+
+    async def read(self, most: int) -> Buffer:
+        raise ClientDisconnected
+
+
+ENDED: Final = _EndedBody()
 
 
 class HttpRequest:

@@ -10,7 +10,6 @@ import base64
 import fnmatch
 import hashlib
 import hmac
-import random
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from modelport.gateway.telemetry.captured_traffic import (
     CapturedTensor,
     CapturedTraffic,
 )
-from modelport.gateway.telemetry.request_record import RequestRecord
+from modelport.gateway.telemetry.request_record import RequestRecord, random_id
 from modelport.gateway.types import Datatype, Tensor
 from modelport.gateway.wire import raw_tensors
 
@@ -114,7 +113,7 @@ def encode(record: RequestRecord, captured: CapturedTraffic, rules: Rules, sourc
         hides = True
     event: dict[str, Any] = {
         "specversion": "1.0",
-        "id": f"{random.getrandbits(128):032x}",
+        "id": random_id(),
         "source": source,
         "type": TYPE,
         # As fast as a stamp gets, and orjson writes it in RFC 3339.

@@ -64,12 +64,12 @@ class RequestRecord:
         captured: Its content, if it is to be recorded.
     """
 
-    version = status = request_bytes = response_bytes = ended_ns = 0
-    caller = model = id = side = error = grpc_status = ""
-    timing: Timing | None = None
-    span: Span | None = None
-    captured: CapturedTraffic | None = None
-    chosen = ended = is_failure = streams = False
+    __slots__ = (
+        "_observer", "caller", "captured", "chosen", "client", "context", "ended", "ended_ns",
+        "error", "fields", "grpc_status", "id", "is_failure", "method", "model", "path", "protocol",
+        "request_bytes", "request_id", "response_bytes", "side", "span", "started_at",
+        "started_ns", "status", "streams", "timing", "version",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -85,7 +85,14 @@ class RequestRecord:
         self.started_at, self.started_ns = time.time_ns(), time.perf_counter_ns()
         self.protocol, self.method, self.path = protocol, method[:MAX_TEXT], path[:MAX_TEXT]
         self.fields, self.client, self.context = fields, client, context
-        self.request_id = _request_id(fields.get(REQUEST_ID, b""))
+        self.version = self.status = self.request_bytes = self.response_bytes = self.ended_ns = 0
+        self.caller = self.model = self.id = self.side = self.error = self.grpc_status = ""
+        self.timing: Timing | None = None
+        self.span: Span | None = None
+        self.captured: CapturedTraffic | None = None
+        self.chosen = self.ended = self.is_failure = self.streams = False
+        stated = fields.get(REQUEST_ID)
+        self.request_id = _request_id(stated) if stated else random_id()
 
     def infers(self, model: str, version: int, request: InferRequest) -> CapturedInference | None:
         """Note the inference request, and the version that answers it.
@@ -134,8 +141,14 @@ class RequestRecord:
             return
         self.ended, self.ended_ns = True, time.perf_counter_ns()
         self.status, self.grpc_status, self.is_failure = status, grpc_status, is_failure
+        observer = self._observer
         if not self.streams or is_failure:
-            self._observer.end(self)
+            if observer.tracer is not None:
+                observer.tracer.end(self)
+            if observer.access_log is not None:
+                observer.access_log(self)
+            if self.captured is not None and observer.recorder is not None:
+                observer.recorder.record(self, self.captured)
         # The record waits for the disk; what else the request had does not, nor does a circle.
         self.fields, self.context, self.captured = {}, Context(), None
 
@@ -207,10 +220,6 @@ class RequestObserver:
         self.active = others or self.recorder is not None
         self.only_samples = self.active and not others
 
-    def capture(self) -> CapturedTraffic | None:
-        """Make the place for the content of a request, if it may be recorded."""
-        return None if self.recorder is None else self.recorder.capture()
-
     def begin(
         self,
         protocol: str,
@@ -238,14 +247,6 @@ class RequestObserver:
         context.run(CURRENT.set, record)
         return record
 
-    def end(self, record: RequestRecord) -> None:
-        if self.tracer is not None:
-            self.tracer.end(record)
-        if self.access_log is not None:
-            self.access_log(record)
-        if self.recorder is not None and record.captured is not None:
-            self.recorder.record(record, record.captured)
-
 
 #: The observer of a listener that nobody observes.
 NOBODY = RequestObserver()
@@ -256,4 +257,9 @@ def _request_id(stated: bytes) -> str:
     text = stated[:MAX_REQUEST_ID].decode("latin-1")
     if text and text.isascii() and text.isprintable():
         return text
-    return f"{random.getrandbits(128):032x}"
+    return random_id()
+
+
+def random_id() -> str:
+    """Make an id of 32 hexadecimal digits."""
+    return random.getrandbits(128).to_bytes(16, "big").hex()

@@ -28,6 +28,7 @@ from opentelemetry.trace import (
     Status,
     StatusCode,
     TraceFlags,
+    TraceState,
 )
 
 from modelport import __version__
@@ -51,6 +52,7 @@ _BATCHING: Final = {
     "bsp_max_export_batch_size": "max_export_batch_size",
 }
 _SAMPLED, _UNSAMPLED = TraceFlags(TraceFlags.SAMPLED), TraceFlags(TraceFlags.DEFAULT)
+_UNSET: Final = Status()
 
 
 class OpenTelemetry:
@@ -64,7 +66,7 @@ class OpenTelemetry:
         made = Resource.create({"service.version": __version__})
         if str(made.attributes["service.name"]).startswith("unknown_service"):
             made = made.merge(Resource({"service.name": "modelport"}))
-        self._resource = made.merge(Resource(dict(config.resource)))
+        self._resource = _HashedOnce(made.merge(Resource(dict(config.resource))))
         # It reads the sampler from the environment.
         self._sampler = TracerProvider(resource=self._resource, shutdown_on_exit=False).sampler
         numbers: dict[str, Any] = {_BATCHING[name]: value for name, value in config.batching}
@@ -105,9 +107,8 @@ class OpenTelemetry:
 
     def _inject(self, span: Span) -> Mapping[str, str]:
         carrier: dict[str, str] = {}
-        state = trace.get_current_span(span.trace.context).get_span_context().trace_state
         flags = _SAMPLED if span.trace.sampled else _UNSAMPLED
-        own = SpanContext(span.trace.id, span.id, False, flags, state)
+        own = SpanContext(span.trace.id, span.id, False, flags, _state(span.trace))
         context = trace.set_span_in_context(NonRecordingSpan(own), span.trace.context)
         self._propagator.inject(carrier, context)
         return carrier
@@ -122,31 +123,32 @@ class OpenTelemetry:
         root.attributes |= _attributes(record, route)
         if root.trace.dropped:
             root.attributes["modelport.dropped_spans"] = root.trace.dropped
+        state = _state(root.trace)
+        contexts = {
+            span.id: SpanContext(root.trace.id, span.id, False, _SAMPLED, state)
+            for span in root.trace.spans
+        }
         for span in root.trace.spans:
             kind = SpanKind.CLIENT if span.client else SpanKind.INTERNAL
-            self._emit(span, SpanKind.SERVER if span is root else kind, record.ended_ns)
-
-    def _emit(self, span: Span, kind: SpanKind, ended_ns: int) -> None:
-        trace = span.trace
-        parent = None
-        if span.parent_id or trace.parent_id:
-            is_remote = not span.parent_id
-            parent = SpanContext(trace.id, span.parent_id or trace.parent_id, is_remote, _SAMPLED)
-        self._processor.on_end(
-            ReadableSpan(
-                span.name,
-                _context(span),
-                parent,
-                self._resource,
-                span.attributes,
-                links=[Link(_context(each)) for each in span.links],
-                kind=kind,
-                status=Status(StatusCode.ERROR, span.error) if span.error else Status(),
-                start_time=self._epoch_ns + span.started_ns,
-                end_time=self._epoch_ns + (span.ended_ns or ended_ns),
-                instrumentation_scope=self._scope,
+            parent = contexts.get(span.parent_id)
+            parent_id = span.parent_id or root.trace.parent_id
+            if parent is None and parent_id:
+                parent = SpanContext(root.trace.id, parent_id, not span.parent_id, _SAMPLED)
+            self._processor.on_end(
+                ReadableSpan(
+                    span.name,
+                    contexts[span.id],
+                    parent,
+                    self._resource,
+                    span.attributes,
+                    links=[Link(_context(each)) for each in span.links] if span.links else (),
+                    kind=SpanKind.SERVER if span is root else kind,
+                    status=Status(StatusCode.ERROR, span.error) if span.error else _UNSET,
+                    start_time=self._epoch_ns + span.started_ns,
+                    end_time=self._epoch_ns + (span.ended_ns or record.ended_ns),
+                    instrumentation_scope=self._scope,
+                )
             )
-        )
 
     def close(self) -> None:
         """Send what is left, unless the collector takes too long."""
@@ -156,6 +158,20 @@ class OpenTelemetry:
         # The SDK would try again for half a minute, and log each try, long after the gateway's end.
         self._exporter.shutdown()
         closing.join(CANCEL_SECONDS)
+
+
+class _HashedOnce(Resource):
+    """A resource whose hash is kept.
+
+    The exporter groups spans by their resources, and would make a text of each span's for that.
+    """
+
+    def __init__(self, resource: Resource) -> None:
+        super().__init__(dict(resource.attributes), resource.schema_url)
+        self._hash = super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 class _Closable(SpanExporter):
@@ -227,5 +243,9 @@ def _attributes(record: RequestRecord, route: RouteNames) -> dict[str, Any]:
 
 
 def _context(span: Span) -> SpanContext:
-    state = trace.get_current_span(span.trace.context).get_span_context().trace_state
-    return SpanContext(span.trace.id, span.id, False, _SAMPLED, state)
+    return SpanContext(span.trace.id, span.id, False, _SAMPLED, _state(span.trace))
+
+
+def _state(of: Trace) -> TraceState:
+    """The ``tracestate`` of the client's context."""
+    return trace.get_current_span(of.context).get_span_context().trace_state

@@ -15,6 +15,7 @@ import structlog
 
 from modelport.gateway.errors import MemoryExhausted, ModelportError
 from modelport.gateway.protocols.http_message import (
+    ENDED,
     JSON,
     Answer,
     ClientDisconnected,
@@ -209,7 +210,7 @@ class Exchange:
             self.record = observed_requests.begin(self._state.observer, self.request, context)
         answer = context.run(self._call)
         if answer is None:
-            self.release()
+            self._over()
             return
         self._state.requests.add(self)
         task = self._connection.loop.create_task(self._finish(answer), context=context)
@@ -254,7 +255,15 @@ class Exchange:
             self._failed()
         finally:
             self._state.requests.discard(self)
-            self.release()
+            self._over()
+
+    def _over(self) -> None:
+        """Let go of what the handler has used.
+
+        The request and its exchange would else refer to each other until a garbage collection.
+        """
+        self.request.body = ENDED
+        self.release()
 
     async def _send_parts(self, response: HttpResponse, parts: AsyncIterator[Buffer]) -> None:
         if self.gone:
