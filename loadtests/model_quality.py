@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from modelport.gateway.repository.version_proof import VersionProof
 from modelport.loadtests.load.payloads import Array, Tensors
 from modelport.loadtests.users.answer_checker import ONLY
 from modelport.loadtests.users.signature import RequestSignature
@@ -50,21 +50,16 @@ class Quality:
 
 
 def deciding(
-    declared: Sequence[Mapping[str, Any] | None], signature: RequestSignature, labelled: bool
+    proofs: Sequence[VersionProof], signature: RequestSignature, labelled: bool
 ) -> Deciding | None:
-    """The decision in ``parity.decision`` of the first certificate that has one.
+    """The decision in the first certificate that has one.
 
     Without one, but with labels, the model's only output decides: by argmax or, for a single
     number, by whether it is at least 0.5.
     """
-    for one in declared:
-        try:
-            if one is not None:
-                kind = str(one["kind"])
-                threshold = None if kind == "argmax" else float(kind.removeprefix(">= "))
-                return Deciding(str(one["output"]), threshold)
-        except (KeyError, TypeError, ValueError):
-            continue
+    for proof in proofs:
+        if proof.decision_output:
+            return Deciding(proof.decision_output, proof.decision_threshold)
     if not labelled or len(signature.outputs) != 1:
         return None
     ((name, output),) = signature.outputs.items()

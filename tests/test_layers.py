@@ -271,6 +271,8 @@ def test_the_load_tests_know_nothing_of_the_gateways_inside() -> None:
                     "modelport.gateway.recording.record",
                     "modelport.gateway.repository.storage.location",
                     "modelport.gateway.repository.untrusted_files",
+                    "modelport.gateway.repository.version_proof",
+                    "modelport.gateway.runtime.checked_json",
                     "modelport.gateway.runtime.child_process",
                     "modelport.gateway.slo",
                     "modelport.gateway.upstream.connection_errors",

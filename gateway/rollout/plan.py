@@ -21,7 +21,8 @@ import orjson
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository.scan import MAX_VERSION, is_model_name
 from modelport.gateway.repository.version_choice import LABEL_NAME
-from modelport.gateway.rollout import checked_json
+from modelport.gateway.runtime import checked_json
+from modelport.gateway.runtime.checked_json import STRICT
 
 #: Most stages of a rollout.
 MAX_STEPS = 100
@@ -30,8 +31,6 @@ MAX_WEBHOOKS = 10
 MAX_REQUESTS = 10**12
 LEAST_POWER, MOST_POWER = 0.5, 0.999
 MAX_TEXT = 1000
-#: Unknown fields and non-finite numbers are errors; read by ``checked_json``.
-STRICT = {"extra": "forbid", "allow_inf_nan": False}
 #: Largest ratio to the baseline that can be allowed.
 MAX_RATIO = 1000.0
 #: Limits that are shares.

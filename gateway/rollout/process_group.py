@@ -11,13 +11,14 @@ import orjson
 
 from modelport.gateway.errors import ModelportError, Unavailable
 from modelport.gateway.repository.storage.location import Location
-from modelport.gateway.rollout import checked_json, settlement
+from modelport.gateway.rollout import settlement
 from modelport.gateway.rollout.plan import RolloutPlan, RolloutSide
 from modelport.gateway.rollout.processes import ProcessCounts
 from modelport.gateway.rollout.shared_state.state import RolloutPhase, RolloutRouting, RolloutState
 from modelport.gateway.rollout.side_description import RolloutModelDescription, VersionDescription
 from modelport.gateway.rollout.statistics.counts import StageCounts
 from modelport.gateway.rollout.traffic.participant import RolloutParticipant
+from modelport.gateway.runtime import checked_json
 
 #: Arguments of an operation, as JSON values.
 Document = dict[str, Any]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from modelport.gateway.access.context import CURRENT
 from modelport.gateway.errors import InvalidArgument, NotFound, Unsupported
 from modelport.gateway.repository.scan import VERSION_NAME, is_model_name
-from modelport.gateway.rollout import checked_json
+from modelport.gateway.repository.version_proof import VersionProof, is_retrained
 from modelport.gateway.rollout.plan import (
     AssignmentKind,
     ComparisonKind,
@@ -20,11 +20,8 @@ from modelport.gateway.rollout.plan import (
     RolloutPlan,
     RolloutSide,
 )
-from modelport.gateway.rollout.side_description import (
-    RolloutModelDescription,
-    VersionDescription,
-    VersionProof,
-)
+from modelport.gateway.rollout.side_description import RolloutModelDescription, VersionDescription
+from modelport.gateway.runtime import checked_json
 
 #: The tolerance without certificates, as that of load tests.
 DEFAULT_ATOL, DEFAULT_RTOL = 1e-4, 1e-3
@@ -172,8 +169,7 @@ def completed(
     proofs = [side.proof or VersionProof() for side in (baseline, candidate)]
     retrained = request.retrained
     if retrained is None:
-        origins = {proof.checkpoint for proof in proofs}
-        retrained = len(origins) > 1 and () not in origins
+        retrained = is_retrained(*proofs)
     decision = _decision(request, proofs, candidate)
     defaults: dict[str, Any] = {}
     if retrained:

@@ -9,12 +9,14 @@ from typing import Any, ClassVar
 from modelport.gateway.access.context import principal_name
 from modelport.gateway.access.guarded_models import candidate_target
 from modelport.gateway.errors import NotFound, Unavailable
-from modelport.gateway.rollout import checked_json, rollout_request
+from modelport.gateway.rollout import rollout_request
 from modelport.gateway.rollout.controller import RolloutController
-from modelport.gateway.rollout.plan import STRICT, RolloutPlan, RolloutSide
+from modelport.gateway.rollout.plan import RolloutPlan, RolloutSide
 from modelport.gateway.rollout.process_group import ProcessGroup
 from modelport.gateway.rollout.rollout_request import RolloutRequest
 from modelport.gateway.rollout.shared_state.transitions import RolloutCommand
+from modelport.gateway.runtime import checked_json
+from modelport.gateway.runtime.checked_json import STRICT
 
 NO_REPOSITORY = (
     "rollouts keep their state in a model repository, and this gateway has none; give one with "

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from modelport.gateway.errors import IntegrityError
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import ServedVersion
-from modelport.gateway.repository import manifest
-from modelport.gateway.rollout.plan import STRICT
-
-#: A quantised model was proven by its decisions; its tolerance is the measured error times this.
-MARGIN = 1.5
-_THRESHOLD = ">= "
-
-
-@dataclass(frozen=True, slots=True)
-class VersionProof:
-    """The part of a version's certificate that says how its answers compare with others'."""
-
-    __pydantic_config__: ClassVar = STRICT
-
-    #: The digests of the checkpoint and of everything merged into it; empty: not known.
-    checkpoint: tuple[str, ...] = ()
-    #: The accepted error of an answer, or None.
-    atol: float | None = None
-    rtol: float | None = None
-    #: The output whose decision callers take; empty: not known.
-    decision_output: str = ""
-    #: None: the decision is the largest class.
-    decision_threshold: float | None = None
+from modelport.gateway.repository.version_proof import VersionProof, proof_in
+from modelport.gateway.runtime.checked_json import STRICT
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,38 +117,6 @@ def read_proof(folder: Path, name: str) -> VersionProof | None:
     from modelport.gateway.repository import signing  # needed by few gateways
 
     try:
-        document = signing.read_certificate(folder, name).document
+        return proof_in(signing.read_certificate(folder, name).document)
     except IntegrityError:
         return None
-    try:
-        origins = (document["checkpoint"], *document.get("adapters", ()))
-        checkpoint = tuple(str(origin["sha256"]) for origin in origins)
-    except manifest.MALFORMED:
-        checkpoint = ()
-    parity = document.get("parity")
-    if not isinstance(parity, Mapping):
-        return VersionProof(checkpoint)
-    return VersionProof(checkpoint, *_tolerance(parity), *_decision(parity.get("decision")))
-
-
-def _tolerance(parity: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    try:
-        atol, rtol = (float(parity["tolerance"][name]) for name in ("atol", "rtol"))
-        if parity.get("bounds") is not None:
-            errors = [float(output["max_abs_error"]) for output in parity["outputs"].values()]
-            atol = max(atol, MARGIN * max(errors, default=0.0))
-    except manifest.MALFORMED:
-        return None, None
-    valid = math.isfinite(atol) and math.isfinite(rtol) and min(atol, rtol) >= 0
-    return (atol, rtol) if valid else (None, None)
-
-
-def _decision(decision: Any) -> tuple[str, float | None]:
-    try:
-        output, kind = str(decision["output"]), str(decision["kind"])
-        threshold = float(kind.removeprefix(_THRESHOLD)) if kind != "argmax" else None
-    except manifest.MALFORMED:
-        return "", None
-    if threshold is not None and not math.isfinite(threshold):
-        return "", None
-    return output, threshold

@@ -18,10 +18,9 @@ import orjson
 import structlog
 
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unavailable
-from modelport.gateway.rollout import checked_json
 from modelport.gateway.rollout.plan import RolloutPlan, public_url
 from modelport.gateway.rollout.shared_state.state import RolloutEventKind, RolloutState
-from modelport.gateway.runtime import gateway_files
+from modelport.gateway.runtime import checked_json, gateway_files
 from modelport.gateway.runtime.gateway_files import FILES, FileContent
 
 log = structlog.get_logger("modelport.rollout")

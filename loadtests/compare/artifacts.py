@@ -7,12 +7,13 @@ import importlib.metadata
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from modelport.gateway.errors import UsageError
 from modelport.gateway.repository import untrusted_files
+from modelport.gateway.repository.version_proof import VersionProof, proof_in
 from modelport.loadtests.compare.plan import Variant
 from modelport.loadtests.compare.result import Absent
 from modelport.loadtests.serving.gateway import newest_version
@@ -53,8 +54,7 @@ class Certified:
     metric: float | None
     checkpoint: str
     checkpoint_sha256: str
-    #: ``parity.decision``.
-    decision: Mapping[str, Any] | None = None
+    proof: VersionProof = field(default_factory=VersionProof)
     #: Values were held to their decisions, and not to the tolerance.
     bounded: bool = False
     #: Speed over the unoptimised file, and the rows of the requests it was measured with.
@@ -229,7 +229,7 @@ def _certified(document: Mapping[str, Any]) -> Certified:
         metric=found.get("artifact"),
         checkpoint=str(document["checkpoint"]["file"]),
         checkpoint_sha256=str(document["checkpoint"]["sha256"]),
-        decision=parity["decision"],
+        proof=proof_in(document),
         bounded=parity["bounds"] is not None,
         speedup=None if largest is None else float(largest["ratio"]),
         speedup_rows=None if largest is None else int(largest["batch"]),

@@ -110,7 +110,7 @@ def labelled(artifact: ComparedArtifact, data: Path) -> tuple[Payloads, Deciding
         rows = payloads.read(data, signature, batch)
     except (BadPayload, SignatureUnknown) as error:
         raise UsageError(f"--data: {error}") from error
-    decided = model_quality.deciding([artifact.certificate.decision], signature, True)
+    decided = model_quality.deciding([artifact.certificate.proof], signature, True)
     return None if rows.labels is None or decided is None else (rows, decided)
 
 

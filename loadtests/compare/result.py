@@ -7,13 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from modelport.loadtests.load.percentiles import Percentiles
+
+#: A document with a field that is unknown here is not read.
+STRICT = {"extra": "forbid"}
 
 
 @dataclass(frozen=True)
 class Measured:
     """One load on one candidate in one round."""
+
+    __pydantic_config__: ClassVar = STRICT
 
     round: int
     protocol: str
@@ -40,6 +46,8 @@ class Measured:
 @dataclass(frozen=True)
 class Candidate:
     """One format on one backend."""
+
+    __pydantic_config__: ClassVar = STRICT
 
     #: A unique name for people: "onnx int8 · ONNX Runtime".
     name: str
@@ -84,6 +92,8 @@ class Candidate:
 class Absent:
     """A backend or format that is missing on this machine, or that failed."""
 
+    __pydantic_config__: ClassVar = STRICT
+
     name: str
     why: str
 
@@ -91,6 +101,8 @@ class Absent:
 @dataclass(frozen=True)
 class ConcernVerdict:
     """One row of the matrix: the winner of one concern."""
+
+    __pydantic_config__: ClassVar = STRICT
 
     #: "Tail latency", "Throughput", "Cold start", "Memory", "Artifact size", "Accuracy",
     #: "Edge deployment", "Operational maturity".
@@ -112,6 +124,8 @@ class ConcernVerdict:
 @dataclass(frozen=True)
 class Comparison:
     """A complete comparison."""
+
+    __pydantic_config__: ClassVar = STRICT
 
     model: str
     #: File name and SHA-256, or the published versions compared.

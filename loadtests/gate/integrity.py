@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from modelport.gateway.errors import UsageError
@@ -66,28 +65,6 @@ def read(published: Published) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def retrained(certificates: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the certificates name different checkpoints; False if one names none."""
-    origins = {_origins(one) for one in certificates}
-    return len(origins) > 1 and None not in origins
-
-
-def _origins(certificate: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """The digests of the checkpoint and of everything merged into it."""
-    try:
-        every = (certificate["checkpoint"], *certificate.get("adapters", ()))
-        return tuple(str(one["sha256"]) for one in every)
-    except (KeyError, TypeError):
-        return None
-
-
-def decision(certificate: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The decision that a certificate declares, or None."""
-    parity = certificate.get("parity")
-    found = parity.get("decision") if isinstance(parity, dict) else None
-    return found if isinstance(found, dict) else None
 
 
 def recording(side: Published) -> Payloads | None:

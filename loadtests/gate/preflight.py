@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modelport.gateway.errors import UsageError
+from modelport.gateway.repository.version_proof import is_retrained, proof_in
 from modelport.loadtests import confidence_intervals, model_quality
 from modelport.loadtests.checks import CheckStatus
 from modelport.loadtests.gate import agreement, baseline_and_candidate, integrity, reference_answers
@@ -65,8 +66,9 @@ class Preflight:
         self._certificates = [
             integrity.read(one) if isinstance(one, Published) else {} for one in pair.sides
         ]
+        self._proofs = [proof_in(one) for one in self._certificates]
         told = self._slo.answers.retrained
-        self._retrained = integrity.retrained(self._certificates) if told is None else told
+        self._retrained = is_retrained(*self._proofs) if told is None else told
         self._recordings = [
             integrity.recording(one) if isinstance(one, Published) else None for one in pair.sides
         ]
@@ -132,10 +134,8 @@ class Preflight:
 
     def _right(self, asked: Payloads, before: Sequence[CollectedAnswer]) -> list[Payloads]:
         """The requests of each side with their expected answers; None yet: its own answers."""
-        pair, wanted, certificates = self._pair, self._slo.answers, self._certificates
-        mine = [
-            reference_answers.tolerance(asked, wanted, [one] if one else []) for one in certificates
-        ]
+        pair, wanted = self._pair, self._slo.answers
+        mine = [reference_answers.tolerance(asked, wanted, [proof]) for proof in self._proofs]
         if self._retrained:
             pair.expects_own_answers = True
             learnt = dataclasses.replace(mine[0], expected=None)
@@ -143,8 +143,8 @@ class Preflight:
         if asked.expected is None:
             pair.expects_own_answers = True
             published = [
-                one
-                for one, side in zip(certificates, pair.sides, strict=True)
+                proof
+                for proof, side in zip(self._proofs, pair.sides, strict=True)
                 if isinstance(side, Published)
             ]
             both = reference_answers.tolerance(asked, wanted, published)
@@ -281,8 +281,7 @@ class Preflight:
         """The agreement of both sides; None with one checkpoint and without labels."""
         if not self._retrained and asked.labels is None:
             return None
-        declared = [integrity.decision(one) for one in self._certificates]
-        decided = model_quality.deciding(declared, signature, asked.labels is not None)
+        decided = model_quality.deciding(self._proofs, signature, asked.labels is not None)
         count = len(after)
         try:
             return agreement.compared(

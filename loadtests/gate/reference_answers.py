@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from modelport.gateway.errors import UsageError
+from modelport.gateway.repository.version_proof import VersionProof
 from modelport.gateway.slo import Answers
 from modelport.loadtests.load import payloads
 from modelport.loadtests.load.payloads import BadPayload, Payloads, Tensors
@@ -24,8 +23,6 @@ from modelport.loadtests.users.signature import RequestSignature
 MOST_REQUESTS, LEAST_REQUESTS = 512, 16
 #: Size of all requests together.
 MOST_BYTES = 64 * 1024 * 1024
-#: A quantised model was proven by its decisions; its tolerance is the measured error times this.
-MARGIN = 1.5
 Key = tuple[object, ...]
 
 
@@ -48,9 +45,7 @@ def requests(
         raise UsageError(str(error)) from error
 
 
-def tolerance(
-    asked: Payloads, wanted: Answers, certificates: Sequence[Mapping[str, Any]]
-) -> Payloads:
+def tolerance(asked: Payloads, wanted: Answers, proofs: Sequence[VersionProof]) -> Payloads:
     """``asked`` with the accepted error of an answer.
 
     The tolerance comes from ``slo.toml``, else from the file of recorded answers, else it is the
@@ -58,32 +53,19 @@ def tolerance(
     directions.
 
     Args:
-        certificates: of the compared sides; empty if a side has none.
+        proofs: of the compared sides.
     """
     atol, rtol = asked.absolute_tolerance, asked.relative_tolerance
     if asked.expected is None:
-        allowed = [_allowed(one) for one in certificates]
-        found = [one for one in allowed if one is not None]
-        if found and len(found) == len(allowed):
-            atol, rtol = (sum(values) for values in zip(*found, strict=True))
+        atols = [one.atol for one in proofs if one.atol is not None]
+        rtols = [one.rtol for one in proofs if one.rtol is not None]
+        if atols and len(atols) == len(rtols) == len(proofs):
+            atol, rtol = sum(atols), sum(rtols)
     return replace(
         asked,
         absolute_tolerance=atol if wanted.atol is None else wanted.atol,
         relative_tolerance=rtol if wanted.rtol is None else wanted.rtol,
     )
-
-
-def _allowed(certificate: Mapping[str, Any]) -> tuple[float, float] | None:
-    try:
-        parity = certificate["parity"]
-        atol, rtol = (float(parity["tolerance"][name]) for name in ("atol", "rtol"))
-        if parity.get("bounds") is not None:
-            errors = [float(one["max_abs_error"]) for one in parity["outputs"].values()]
-            atol = max(atol, MARGIN * max(errors, default=0.0))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None
-    allowed = (atol, rtol)
-    return allowed if all(math.isfinite(one) and one >= 0 for one in allowed) else None
 
 
 def responds(asked: Payloads, target: LoadTestTarget, timeout_seconds: float) -> bool:

@@ -11,10 +11,11 @@ from typing import Any, ClassVar, NamedTuple
 import orjson
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.rollout import checked_json
-from modelport.gateway.rollout.plan import STRICT, RolloutPlan, StageKind, public_url
+from modelport.gateway.rollout.plan import RolloutPlan, StageKind, public_url
 from modelport.gateway.rollout.statistics.counts import StageCounts
 from modelport.gateway.rollout.statistics.evidence import CriterionFigures
+from modelport.gateway.runtime import checked_json
+from modelport.gateway.runtime.checked_json import STRICT
 
 MAX_REVISION = 10**10 - 1
 MAX_STATE_BYTES = 4 * 1024 * 1024

@@ -22,11 +22,11 @@ import structlog
 
 from modelport.gateway.errors import InvalidArgument, NotFound
 from modelport.gateway.repository.scan import is_model_name
-from modelport.gateway.rollout import checked_json
 from modelport.gateway.rollout.plan import MAX_STEPS
 from modelport.gateway.rollout.shared_state.state import MAX_STATE_BYTES, RolloutState, read_state
 from modelport.gateway.rollout.shared_state.state_files import RolloutFiles
 from modelport.gateway.rollout.statistics.counts import StageCounts
+from modelport.gateway.runtime import checked_json
 
 log = structlog.get_logger("modelport.rollout")
 

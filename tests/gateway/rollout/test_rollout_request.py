@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from modelport.gateway.errors import InvalidArgument, ModelportError, NotFound, Unsupported
+from modelport.gateway.repository.version_proof import VersionProof
 from modelport.gateway.rollout import gate_report, rollout_request, side_description
 from modelport.gateway.rollout.plan import (
     AssignmentKind,
@@ -22,7 +23,6 @@ from modelport.gateway.rollout.side_description import (
     OutputDescription,
     RolloutModelDescription,
     VersionDescription,
-    VersionProof,
 )
 from modelport.loadtests.gate import json_document as gate_document
 

@@ -19,7 +19,6 @@ from modelport.gateway.errors import InvalidArgument, ModelportError, NotFound, 
 from modelport.gateway.repository import scan
 from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.repository.storage.mirror import Mirror
-from modelport.gateway.rollout import checked_json
 from modelport.gateway.rollout.shared_state import transitions
 from modelport.gateway.rollout.shared_state.state import (
     MAX_STATE_BYTES,
@@ -39,6 +38,7 @@ from modelport.gateway.rollout.shared_state.state_store import (
 from modelport.gateway.rollout.shared_state.transitions import Change
 from modelport.gateway.rollout.statistics.counts import SideCounts, StageCounts
 from modelport.gateway.rollout.statistics.evidence import CriterionStatus
+from modelport.gateway.runtime import checked_json
 from tests.gateway.repository.storage.moto_server import Moto
 from tests.gateway.rollout.plans import plan
 
@@ -158,7 +158,7 @@ RACE = """
 import asyncio, json, sys, uuid
 from dataclasses import replace
 from modelport.gateway.repository.storage.location import parse
-from modelport.gateway.rollout import checked_json
+from modelport.gateway.runtime import checked_json
 from modelport.gateway.rollout.shared_state.state import RolloutState
 from modelport.gateway.rollout.shared_state.state_files import RolloutFiles
 from modelport.gateway.rollout.shared_state.state_store import RolloutStore

@@ -21,7 +21,6 @@ from click.testing import CliRunner
 
 from modelport.cli import modelport
 from modelport.gateway.errors import InvalidArgument, Unavailable
-from modelport.gateway.rollout import checked_json
 from modelport.gateway.rollout import controller as controllers
 from modelport.gateway.rollout.controller import RolloutController
 from modelport.gateway.rollout.shared_state.state import RolloutPhase
@@ -29,6 +28,7 @@ from modelport.gateway.rollout.shared_state.state_files import RolloutFiles
 from modelport.gateway.rollout.shared_state.state_store import RolloutStore
 from modelport.gateway.rollout.shared_state.transitions import RolloutCommand
 from modelport.gateway.rollout.webhooks import PRE_STAGE, RolloutWebhooks
+from modelport.gateway.runtime import checked_json
 from tests.gateway.rollout.plans import plan
 from tests.gateway.rollout.simulation import SimulatedProcesses, decide
 

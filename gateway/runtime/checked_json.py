@@ -10,6 +10,8 @@ import orjson
 from modelport.gateway.errors import InvalidArgument
 
 T = TypeVar("T")
+#: The configuration of a dataclass in which unknown fields and non-finite numbers are errors.
+STRICT = {"extra": "forbid", "allow_inf_nan": False}
 
 
 def read(kind: type[T], content: bytes) -> T:
