@@ -31,20 +31,7 @@ from modelport.loadtests.load import locust_arguments as plans  # noqa: E402
 from modelport.loadtests.load.sample_recording import EXIT_UNWRITTEN  # noqa: E402
 from modelport.loadtests.load.target import LoadTestTarget  # noqa: E402
 from modelport.loadtests.users.load_driver import Impossible, LoadDriver, TargetLoad  # noqa: E402
-from modelport.loadtests.users.locust_users import (  # noqa: E402, F401  # Locust finds them by their names here
-    USERS,
-    ModelUser,
-    OipGrpcUser,
-    OipHttp2User,
-    OipHttpBinaryUser,
-    OipHttpUser,
-    TfServingGrpcUser,
-    TfServingHttpUser,
-    TorchServeGrpcUser,
-    TorchServeHttpUser,
-    TritonGrpcUser,
-    TritonHttpUser,
-)
+from modelport.loadtests.users.locust_users import USERS, ModelUser  # noqa: E402
 from modelport.loadtests.users.sockets import Sockets  # noqa: E402
 
 #: Exit status if no request could be sent.
@@ -53,17 +40,13 @@ IMPOSSIBLE = 2
 PR_SET_TIMERSLACK, SLACK_NANOSECONDS = 29, 1
 
 events.init_command_line_parser.add_listener(plans.add_arguments)  # type: ignore[no-untyped-call]
+globals().update({user.__name__: user for user in USERS.values()})  # Locust finds them here
 
 
-class Loads:
-    """The running load of this process."""
+class RunningLoad:
+    """The load of this process, if one has begun."""
 
-    def __init__(self) -> None:
-        self.driver: LoadDriver | None = None
-        self.plan: plans.Plan | None = None
-
-
-LOADS = Loads()
+    driver: LoadDriver | None = None
 
 
 @events.test_start.add_listener  # type: ignore[untyped-decorator]
@@ -88,7 +71,7 @@ def prepare(environment: Environment, **_: Any) -> None:
     except (ValueError, OSError) as error:
         _give_up(environment, plain_reason(error))
         return
-    LOADS.driver, LOADS.plan = driver, plan
+    RunningLoad.driver = driver
     try:
         driver.prepare()
     except Impossible as error:
@@ -100,15 +83,15 @@ def prepare(environment: Environment, **_: Any) -> None:
 
 @events.spawning_complete.add_listener  # type: ignore[untyped-decorator]
 def begin(**_: Any) -> None:
-    if LOADS.driver is not None:
-        LOADS.driver.begin()
+    if RunningLoad.driver is not None:
+        RunningLoad.driver.begin()
 
 
 @events.test_stop.add_listener  # type: ignore[untyped-decorator]
 def save(**_: Any) -> None:
     """Keep the measurements when the test is stopped by hand or by a signal."""
-    if LOADS.driver is not None:
-        LOADS.driver.save()
+    if RunningLoad.driver is not None:
+        RunningLoad.driver.save()
 
 
 @events.quitting.add_listener  # type: ignore[untyped-decorator]
@@ -150,7 +133,7 @@ def _end(environment: Environment) -> None:
     runner, options = environment.runner, environment.parsed_options
     assert runner is not None
     assert options is not None
-    if LOADS.driver is not None and LOADS.driver.unwritten:
+    if RunningLoad.driver is not None and RunningLoad.driver.unwritten:
         environment.process_exit_code = EXIT_UNWRITTEN
     gevent.spawn(runner.quit if options.headless else runner.stop)
 

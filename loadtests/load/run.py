@@ -59,36 +59,12 @@ def measure(
     load: LoadProfile,
     payloads: Path | None = None,
     *,
-    config: Path | None = None,
     core: int | None = None,
     processes: int = 1,
-    progress: Callable[[RunProgress], None] | None = None,
 ) -> LoadRun:
-    """Put ``load`` on ``target`` and return the run.
-
-    Args:
-        payloads: a file of requests (see ``payloads``); without one they are random, from the
-            server's metadata, and the server's own first answers are the expected ones.
-        config: the model's ``config.pbtxt``, for servers without metadata.
-        core: pin the load generator to this core.
-        processes: number of generator processes, which share the load.
-
-    Raises:
-        NotMeasured: no request could be sent.
-        Unwritten: the samples could not be stored.
-        ValueError: ``load`` is invalid.
-        KeyboardInterrupt: passed on; no process is left.
-    """
+    """Put ``load`` on ``target`` and return the run. See ``measure_mix``."""
     data = () if payloads is None else (payloads,)
-    (run,) = measure_mix(
-        [(target, 1)],
-        load,
-        data,
-        config=config,
-        core=core,
-        processes=processes,
-        progress=progress,
-    )
+    (run,) = measure_mix([(target, 1)], load, data, core=core, processes=processes)
     return run
 
 
@@ -103,14 +79,25 @@ def measure_mix(
     progress: Callable[[RunProgress], None] | None = None,
     keep_partial: bool = False,
 ) -> list[LoadRun]:
-    """Load several targets at once, by weight; return one run for each. See ``measure``.
+    """Load several targets at once, by weight; return one run for each.
 
     An open loop divides its rate among the targets, a closed loop its users; a single user asks one
     target after the other, there and back (A B B A).
 
     Args:
+        payloads: files of requests (see ``payloads``); without them they are random, from the
+            server's metadata, and the server's own first answers are the expected ones.
+        config: the model's ``config.pbtxt``, for servers without metadata.
+        core: pin the load generator to this core.
+        processes: number of generator processes, which share the load.
         keep_partial: after an interruption or a failure, return the measurements so far, with
             ``LoadRun.complete`` false, instead of raising.
+
+    Raises:
+        NotMeasured: no request could be sent.
+        Unwritten: the samples could not be stored.
+        ValueError: ``load`` is invalid.
+        KeyboardInterrupt: passed on; no process is left.
     """
     plans.check(load)
     plans.check_mix(load, len(targets))

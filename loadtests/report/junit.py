@@ -27,11 +27,10 @@ def write(
     *,
     properties: Mapping[str, str] | None = None,
     began_at: str = "",
-    output: str = "",
 ) -> None:
     """Write one suite named ``suite`` with a case for each check.
 
-    ``properties`` describe the measurement, ``output`` is text for people.
+    ``properties`` describe the measurement.
     """
     totals = {
         "name": text_escaping.line(suite),
@@ -51,8 +50,6 @@ def write(
             ElementTree.SubElement(holder, "property", attributes)
     for check in checks:
         _case(found, suite, check)
-    if output:
-        ElementTree.SubElement(found, "system-out").text = text_escaping.fit(output)
     ElementTree.indent(root)
     text = ElementTree.tostring(root, encoding="unicode")
     marked_block.write(path, f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n')

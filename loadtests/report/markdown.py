@@ -6,17 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 
 from modelport.loadtests import number_format
-from modelport.loadtests.checks import Check, CheckStatus, worst
+from modelport.loadtests.checks import CheckStatus
 from modelport.loadtests.compare.result import Comparison
 from modelport.loadtests.gate.decision import GateDecision
-from modelport.loadtests.load.samples import LoadRun
-from modelport.loadtests.load.summary import summarise
 from modelport.loadtests.report import (
-    comparison_tables,
     gate_tables,
-    loads,
     matrix_text,
-    run_tables,
     text_escaping,
 )
 from modelport.loadtests.report.comparison_tables import Table
@@ -42,14 +37,6 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """A table; cells must be Markdown, so foreign text goes through ``text`` first."""
     rows = [head, ["---"] * len(head), *lines]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
-
-
-def checks(found: Sequence[Check]) -> str:
-    lines = [
-        [text(c.name), SIGNS[c.status], text(c.observed), text(c.bound), text(c.detail)]
-        for c in found
-    ]
-    return table(("check", "verdict", "observed", "limit", "details"), lines)
 
 
 def of(found: Table) -> str:
@@ -91,25 +78,6 @@ def verdicts(comparison: Comparison) -> str:
     return table(("concern", "winner", "by how much", "certainty"), lines)
 
 
-def comparison(found: Comparison) -> str:
-    """Matrix, disqualified candidates, every figure and hardware, without a title."""
-    parts = [verdicts(found)]
-    out = [(n, c) for n, c in enumerate(found.candidates, start=1) if c.disqualified]
-    for number, candidate in out:
-        why = text(candidate.disqualified or "")
-        parts.append(f"Disqualified: **{_name(number, candidate.name)}**: {why}.")
-    shared = loads.shared(loads.by_load(found.candidates))
-    shown = [comparison_tables.of_load(found, load) for load in shared]
-    parts += map(
-        captioned, (comparison_tables.resources(found), *shown, comparison_tables.candidates(found))
-    )
-    if found.absent:
-        absent = (f"- {text(each.name)}: {text(each.why)}" for each in found.absent)
-        parts.append("Not measured on this machine:\n\n" + "\n".join(absent))
-    parts.append(machine(found))
-    return "\n\n".join(parts)
-
-
 def machine(found: Comparison) -> str:
     """A sentence about the machine, the time and the method."""
     rounds = "1 round" if found.rounds == 1 else f"{found.rounds} interleaved rounds"
@@ -134,28 +102,6 @@ def _hardware(found: Mapping[str, str]) -> str:
         else:
             said.append(text(value) if name in ("cpu", "os") else f"{text(name)} {text(value)}")
     return ", ".join(said)
-
-
-def run(found: LoadRun, objectives: Sequence[Check] = ()) -> str:
-    """One run: verdict, percentiles, outcomes, errors."""
-    summary = summarise(found)
-    target = f"{found.target.protocol} at {found.target.address}"
-    title = f"**{text(found.target.model)}** ({text(target)})"
-    parts = [f"{title}: {text(run_tables.load(found))}"]
-    if objectives:
-        parts += [SIGNS[worst(objectives)], checks(objectives)]
-    rate = number_format.figure(summary.requests_per_second)
-    parts.append(f"{rate} correct answers per second.")
-    parts.append(of(run_tables.percentiles(summary)))
-    outcomes = [
-        [name, f"{count:,}", f"{number_format.figure(share * 100)} %"]
-        for name, count, share in run_tables.counts(summary)
-    ]
-    parts.append(table(("outcome", "requests", "share"), outcomes))
-    if summary.errors:
-        messages = [[f"{count:,}", text(message)] for message, count in summary.errors.items()]
-        parts.append(table(("times", "error"), messages))
-    return "\n\n".join(parts)
 
 
 def decision(found: GateDecision) -> str:

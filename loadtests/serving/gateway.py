@@ -92,10 +92,11 @@ def only_version(folder: Path, version: str, target: Path) -> None:
         if child.is_file():
             shutil.copy(child, target)
         elif child.name == version or not child.name.isdecimal():
-            shutil.copytree(child, target / child.name, copy_function=_link)
+            shutil.copytree(child, target / child.name, copy_function=link)
 
 
-def _link(source: str, target: str) -> None:
+def link(source: str, target: str) -> None:
+    """Link a file, or copy it to another file system."""
     try:
         os.link(source, target)
     except OSError:

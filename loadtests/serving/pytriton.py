@@ -5,7 +5,6 @@ ONNX files run in ONNX Runtime, under a small Python model (``inside/triton_mode
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from modelport.loadtests.serving.gateway import link
 from modelport.loadtests.system import environments
 from modelport.loadtests.system.environments import ONNXRUNTIME
 from modelport.loadtests.system.processes import HOST
@@ -83,11 +83,3 @@ def backends(triton: Path, work: Path) -> Path:
     stub = triton / "python_backend_stubs" / PYTHON / "triton_python_backend_stub"
     shutil.copy(stub, home / "python")
     return home
-
-
-def link(source: str, target: str) -> None:
-    """Link a file, or copy it to another file system."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy(source, target)

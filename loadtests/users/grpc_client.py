@@ -23,12 +23,7 @@ MESSAGE = struct.Struct(">BI")  # compressed, length
 
 
 class GrpcClient(Http2Client):
-    """A client with one connection and one method."""
-
-    method: str
-
-    def path(self) -> str:
-        return self.method
+    """A client with one connection and one method, its path."""
 
     def fields(self) -> Mapping[str, str]:
         return {

@@ -15,16 +15,12 @@ from modelport.loadtests.users.http2 import Http2UserConnection
 
 
 class Http2Client(ABC):
-    """A client with one connection and one path; it reconnects after a loss."""
+    """A client with one connection, whose requests have one path; it reconnects after a loss."""
 
-    def __init__(self, target: LoadTestTarget, timeout_seconds: float) -> None:
+    def __init__(self, path: str, target: LoadTestTarget, timeout_seconds: float) -> None:
         self.sent = self.first_byte = self.done = 0.0
-        self._target, self._timeout_seconds = target, timeout_seconds
+        self._path, self._target, self._timeout_seconds = path, target, timeout_seconds
         self._connection: Http2UserConnection | None = None
-
-    @abstractmethod
-    def path(self) -> str:
-        """Return the path of all requests."""
 
     @abstractmethod
     def fields(self) -> Mapping[str, str]:
@@ -44,7 +40,7 @@ class Http2Client(ABC):
     def _connect(self) -> Http2UserConnection:
         try:
             made = Http2UserConnection(
-                self._target, self.path(), self.fields(), self._timeout_seconds
+                self._target, self._path, self.fields(), self._timeout_seconds
             )
         except Exception as error:  # socket errors, and errors from a peer without HTTP/2
             raise Unanswered(Outcome.FAILED, f"cannot connect: {reason(error)}") from error

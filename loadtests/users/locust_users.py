@@ -18,7 +18,6 @@ class ModelUser(User):
     """A user of one target, or of several in turn, with one request at a time."""
 
     abstract = True
-    protocol: ClassVar[LoadTestProtocol]
     #: Set by the locustfile before any user starts.
     driver: ClassVar[LoadDriver]
     #: Empty: there is no load.
@@ -54,78 +53,20 @@ class ModelUser(User):
             client.close()
 
 
-class OipHttpUser(ModelUser):
-    """The Open Inference Protocol over HTTP, as JSON."""
-
-    protocol = LoadTestProtocol.OIP_HTTP
-
-
-class OipHttp2User(ModelUser):
-    """The Open Inference Protocol over HTTP/2, as JSON."""
-
-    protocol = LoadTestProtocol.OIP_HTTP2
-
-
-class OipHttpBinaryUser(ModelUser):
-    """The Open Inference Protocol over HTTP, with binary tensors."""
-
-    protocol = LoadTestProtocol.OIP_HTTP_BINARY
-
-
-class OipGrpcUser(ModelUser):
-    """The Open Inference Protocol over gRPC."""
-
-    protocol = LoadTestProtocol.OIP_GRPC
-
-
-class TfServingHttpUser(ModelUser):
-    """TensorFlow Serving's REST API."""
-
-    protocol = LoadTestProtocol.TFSERVING_HTTP
-
-
-class TfServingGrpcUser(ModelUser):
-    """TensorFlow Serving's gRPC API."""
-
-    protocol = LoadTestProtocol.TFSERVING_GRPC
-
-
-class TorchServeHttpUser(ModelUser):
-    """TorchServe's REST API."""
-
-    protocol = LoadTestProtocol.TORCHSERVE_HTTP
-
-
-class TorchServeGrpcUser(ModelUser):
-    """TorchServe's gRPC API."""
-
-    protocol = LoadTestProtocol.TORCHSERVE_GRPC
-
-
-class TritonHttpUser(ModelUser):
-    """Triton's own HTTP client."""
-
-    protocol = LoadTestProtocol.TRITON_HTTP
-
-
-class TritonGrpcUser(ModelUser):
-    """Triton's own gRPC client."""
-
-    protocol = LoadTestProtocol.TRITON_GRPC
-
-
+#: The names of the classes, by which Locust's command line and web page choose them.
+NAMES = {
+    LoadTestProtocol.OIP_HTTP: "OipHttpUser",
+    LoadTestProtocol.OIP_HTTP2: "OipHttp2User",
+    LoadTestProtocol.OIP_HTTP_BINARY: "OipHttpBinaryUser",
+    LoadTestProtocol.OIP_GRPC: "OipGrpcUser",
+    LoadTestProtocol.TFSERVING_HTTP: "TfServingHttpUser",
+    LoadTestProtocol.TFSERVING_GRPC: "TfServingGrpcUser",
+    LoadTestProtocol.TORCHSERVE_HTTP: "TorchServeHttpUser",
+    LoadTestProtocol.TORCHSERVE_GRPC: "TorchServeGrpcUser",
+    LoadTestProtocol.TRITON_HTTP: "TritonHttpUser",
+    LoadTestProtocol.TRITON_GRPC: "TritonGrpcUser",
+}
 USERS: dict[LoadTestProtocol, type[ModelUser]] = {
-    one.protocol: one
-    for one in (
-        OipHttpUser,
-        OipHttp2User,
-        OipHttpBinaryUser,
-        OipGrpcUser,
-        TfServingHttpUser,
-        TfServingGrpcUser,
-        TorchServeHttpUser,
-        TorchServeGrpcUser,
-        TritonHttpUser,
-        TritonGrpcUser,
-    )
+    protocol: type(name, (ModelUser,), {"__doc__": f"A user in {protocol}."})
+    for protocol, name in NAMES.items()
 }

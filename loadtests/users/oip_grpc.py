@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from modelport.loadtests.users import oip
 from modelport.loadtests.users.grpc_client import GrpcClient
 from modelport.loadtests.users.protocol_table import Dialect
 
-
-class ModelInfer(GrpcClient):
-    """The method ``ModelInfer``."""
-
-    method = "/inference.GRPCInferenceService/ModelInfer"
-
-
-DIALECT = Dialect(oip.message, ModelInfer, oip.read_message)
+MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
+DIALECT = Dialect(oip.message, partial(GrpcClient, MODEL_INFER), oip.read_message)

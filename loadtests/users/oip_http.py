@@ -30,13 +30,10 @@ def _body(target: LoadTestTarget, payloads: Payloads, number: int) -> bytes:
     return oip.json_body(payloads, number)
 
 
-class InferOverHttp2(JsonOverHttp2):
-    """The client of ``infer``."""
-
-    def path(self) -> str:
-        return path(self._target)
+def _over_http2(target: LoadTestTarget, timeout_seconds: float) -> JsonOverHttp2:
+    return JsonOverHttp2(path(target), target, timeout_seconds)
 
 
 JSON = Dialect(_json, HttpClient, oip.read_http)
-JSON_HTTP2 = Dialect(_body, InferOverHttp2, oip.read_http)
+JSON_HTTP2 = Dialect(_body, _over_http2, oip.read_http)
 BINARY = Dialect(_binary, HttpClient, oip.read_http)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from modelport.loadtests.users.http import HttpClient, request, segment
 from modelport.loadtests.users.proto.messages_pb2 import PredictRequest, PredictResponse
 from modelport.loadtests.users.protocol_table import Dialect
 
+PREDICT = "/tensorflow.serving.PredictionService/Predict"
 #: TensorFlow's number of each datatype (tensorflow/core/framework/types.proto).
 NUMBERS: Mapping[str, int] = {
     "FP32": 1,
@@ -98,12 +100,6 @@ def _decoded(values: Any) -> Array:
     return array
 
 
-class Predict(GrpcClient):
-    """The method ``Predict``."""
-
-    method = "/tensorflow.serving.PredictionService/Predict"
-
-
 def _message(target: LoadTestTarget, payloads: Payloads, number: int) -> bytes:
     made = PredictRequest()
     made.model_spec.name = target.model
@@ -147,4 +143,4 @@ def _tensor(tensor: Any) -> Array:
 
 
 REST = Dialect(_rest, HttpClient, read_rest)
-GRPC = Dialect(_message, Predict, _read_message)
+GRPC = Dialect(_message, partial(GrpcClient, PREDICT), _read_message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 from modelport.loadtests.load.payloads import Payloads, Tensors
 from modelport.loadtests.load.target import LoadTestTarget
@@ -12,6 +13,7 @@ from modelport.loadtests.users.http import BINARY_SIZE, HttpClient, request, seg
 from modelport.loadtests.users.proto.messages_pb2 import PredictionResponse, PredictionsRequest
 from modelport.loadtests.users.protocol_table import Dialect
 
+PREDICTIONS = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
 #: The field of a gRPC request with the body.
 BODY = "body"
 
@@ -25,12 +27,6 @@ def _rest(target: LoadTestTarget, payloads: Payloads, number: int) -> bytes:
     body, size = oip.binary_body(payloads, number)
     headers = {"content-type": "application/octet-stream", BINARY_SIZE: str(size)}
     return request(target, path(target), body, headers)
-
-
-class Predictions(GrpcClient):
-    """The method ``Predictions``."""
-
-    method = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
 
 
 def _message(target: LoadTestTarget, payloads: Payloads, number: int) -> bytes:
@@ -49,4 +45,4 @@ def _read_message(body: bytes, json_size: int | None) -> Tensors:
 
 
 REST = Dialect(_rest, HttpClient, oip.read_http)
-GRPC = Dialect(_message, Predictions, _read_message)
+GRPC = Dialect(_message, partial(GrpcClient, PREDICTIONS), _read_message)

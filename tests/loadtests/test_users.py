@@ -221,15 +221,13 @@ def test_the_grpc_client_speaks_to_grpcios_own_server() -> None:
 
             return grpc.unary_unary_rpc_method_handler(handle)
 
-    class EchoClient(GrpcClient):
-        method = "/echo.Echo/Echo"
-
     late = threading.Event()
     unlimited = [("grpc.max_receive_message_length", -1)]
     server = grpc.server(ThreadPoolExecutor(2), [EchoHandler()], options=unlimited)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    client = EchoClient(LoadTestTarget(LoadTestProtocol.OIP_GRPC, f"127.0.0.1:{port}", "m"), 2.0)
+    target = LoadTestTarget(LoadTestProtocol.OIP_GRPC, f"127.0.0.1:{port}", "m")
+    client = GrpcClient("/echo.Echo/Echo", target, 2.0)
     try:
         client.connect()
         for size in (1, 100, 70_000, 9_000_000):
