@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -65,10 +66,10 @@ async def test_an_answered_request_leaves_nothing_to_the_garbage_collector(
             if "chain" in path:  # it takes a minute
                 continue
             body = httpx.Request("POST", "http://gateway", json=document).content
-            found[path, name] = await garbage(lambda: over_http1(handler, path, body))
+            found[path, name] = await garbage(partial(over_http1, handler, path, body))
         for service, name, message in grpc_entries():
             content = getattr(message, "message", message).SerializeToString()
             path = f"/{service}/{name}"
-            found[path, name] = await garbage(lambda: over_grpc(methods, path, content))
+            found[path, name] = await garbage(partial(over_grpc, methods, path, content))
     left = {each: types for each, types in found.items() if types}
     assert (not left) != known_bad, left
