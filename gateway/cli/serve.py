@@ -533,9 +533,10 @@ class Serve(OneLineCommand):
 def serve(context: click.Context, /, **options: Any) -> None:
     """Serve a model repository over HTTP and gRPC (Open Inference Protocol, Triton's flag names).
 
-    PATH is a model repository, a model's folder, or a model's file. The model in iris/model.onnx is
-    named iris, that in resnet50.onnx resnet50; NAME=PATH names it otherwise. A Python file has a
-    model for each function or class with @modelport.model.
+    PATH is a model repository, a model's folder, or a model's file. A file's model has its name in
+    the certificate beside it; without one, that in iris/model.onnx is named iris, and that in
+    resnet50.onnx resnet50. NAME=PATH names it otherwise. A Python file has a model for each
+    function or class with @modelport.model.
 
     Without any of the named models, the command ends with status 1.
 

@@ -68,7 +68,8 @@ class ModelEntry(NamedTuple):
     A ``remote`` model runs on another server; it has no folder, and ``path`` is the current one.
     ``ignored`` are folders that may be meant as versions. What is not ``is_model`` is never loaded;
     ``problem`` says why. A model registered under another name has its name in the repository as
-    ``source``, or its folder outside of the repositories.
+    ``source``, or its folder outside of the repositories. ``certified`` is the name in its
+    certificates if the user has named it otherwise.
 
     With ``--model-namespacing``, ``namespace`` is the repository, and ``name`` begins with it if
     another one has the model's name, too. ``beside`` are the names of such models of the
@@ -86,10 +87,13 @@ class ModelEntry(NamedTuple):
     source: str = ""
     namespace: str = ""
     beside: tuple[tuple[str, str], ...] = ()
+    certified: str = ""
 
     @property
     def repository_name(self) -> str:
         """The model's name in the repository, in its configuration and its certificates."""
+        if self.certified:
+            return self.certified
         if self.namespace and not self.source:
             return self.name.removeprefix(_in_namespace(self.namespace, ""))
         return self.source.rpartition("/")[2] or self.name

@@ -206,7 +206,16 @@ def _check_digest(name: str, actual: str, expected: str) -> None:
         raise IntegrityError(f"'{name}' does not match its SHA-256 in {CERTIFICATE}")
 
 
-def _parse_certificate(content: bytes, model: str) -> VersionCertificate:
+def certified_name(artifact: Path) -> str:
+    """The model's name in the certificate beside an artifact, if that lists it; else empty."""
+    with contextlib.suppress(IntegrityError):  # a damaged one is reported when the model loads
+        certificate = _parse_certificate(_read_certificate(artifact.parent), None)
+        if any(name.partition("/")[0] == artifact.name for name in certificate.files):
+            return certificate.model
+    return ""
+
+
+def _parse_certificate(content: bytes, model: str | None) -> VersionCertificate:
     try:
         document = json.loads(content)
         json.dumps(document, ensure_ascii=False).encode()  # or it could not be shown
@@ -225,7 +234,7 @@ def _parse_certificate(content: bytes, model: str) -> VersionCertificate:
         raise IntegrityError(
             f"{CERTIFICATE} is not a certificate; publish the version again"
         ) from error
-    if certificate.model != model:
+    if model is not None and certificate.model != model:
         raise IntegrityError(
             f"{CERTIFICATE} is of model '{certificate.model}', not '{model}'; publish the model "
             "under its own name"

@@ -2,9 +2,10 @@
 
 A Python file has a model for each function or class with ``@modelport.model``.
 
-A single artifact is served as version 1 of a model named after its file, or after its folder if the
-file has the name that it would have in a repository, as in ``iris/model.onnx``. An artifact in a
-version's folder, as in ``repository/iris/2/model.onnx``, is that version of that model.
+A single artifact is served as version 1 of a model that has its name in the certificate beside it,
+as ``modelport export -o`` writes one. Without one it is named after its file, or after its folder
+if the file has the name that it would have in a repository, as in ``iris/model.onnx``. An artifact
+in a version's folder, as in ``repository/iris/2/model.onnx``, is that version of that model.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from modelport.gateway.backend_registry import PYTHON, Platform, platforms
 from modelport.gateway.errors import IntegrityError, InvalidArgument
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository import python_file, untrusted_files
+from modelport.gateway.repository import python_file, signing, untrusted_files
 from modelport.gateway.repository.scan import (
     VERSION_NAME,
     ModelEntry,
@@ -80,9 +81,10 @@ def names_of(path: Path) -> list[str]:
 
 
 def _name_of(path: Path, whole: Path, usual: bool) -> str:
-    if usual and is_model_name(path.parent.name):  # not of a file in the current folder
+    name = signing.certified_name(whole)
+    if not name and usual and is_model_name(path.parent.name):  # not in the current folder
         return path.parent.name
-    name = whole.name if whole.is_dir() else whole.stem
+    name = name or (whole.name if whole.is_dir() else whole.stem)
     if not is_model_name(name):
         raise InvalidArgument(f"'{name}' is not a model's name; name it: NAME={path}")
     return name
@@ -110,10 +112,10 @@ def _named(entry: ModelEntry, name: str) -> ModelEntry:
     try:
         config = configuration.parse(entry.config_text or "")
     except InvalidArgument:  # reported when it loads
-        return entry._replace(name=name)
+        return entry._replace(name=name, certified=entry.name)
     config.ClearField("name")
     text = configuration.to_text(config) if entry.config_text is not None else None
-    return entry._replace(name=name, config_text=text)
+    return entry._replace(name=name, config_text=text, certified=entry.name)
 
 
 def _platform(path: Path) -> Platform:
@@ -150,4 +152,7 @@ def _standalone(path: Path, platform: Platform, name: str) -> ModelEntry:
         except IntegrityError as error:
             raise IntegrityError(f"'{path}' cannot be served: {error}") from error
     version = VersionEntry(1, path.parent, fingerprint(path.parent, found))
-    return ModelEntry(name, path.parent, configuration.to_text(config), {1: version})
+    return ModelEntry(
+        name, path.parent, configuration.to_text(config), {1: version},
+        certified=signing.certified_name(path),
+    )  # fmt: skip

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 from pathlib import Path
 
 import click
@@ -105,6 +107,53 @@ def test_a_model_answers_under_the_name_that_it_was_given(repository: Path) -> N
         return rows
 
     assert asyncio.run(served()) == [("a", "10"), ("b", "2")]
+
+
+def certify(artifact: Path, model: str) -> None:
+    """Write the certificate of ``model`` beside its artifact."""
+    content = artifact.read_bytes()
+    files = {artifact.name: {"sha256": hashlib.sha256(content).hexdigest()}}
+    made = {"format": "onnx", "files": files, "size_bytes": len(content)}
+    document = {"model": {"name": model}, "artifact": made}
+    (artifact.parent / "certificate.json").write_text(json.dumps(document))
+
+
+def test_a_certified_model_is_served_from_any_folder_and_under_any_name(
+    tmp_path: Path, repository: Path
+) -> None:
+    alone = models.multiply(tmp_path / "out/model.onnx")
+    for artifact in (alone, *(repository / "iris").glob("*/model.onnx")):
+        certify(artifact, "iris")
+    given = [
+        str(alone),
+        f"b={alone}",
+        f"c={repository / 'iris'}",
+        f"d={repository}/iris/2/model.onnx",
+    ]
+    settings = settings_of(given)
+    assert [name for name, _ in settings.models] == ["iris", "b", "c", "d"]
+
+    async def served() -> list[tuple[str, str]]:
+        manager = ModelManager(settings)
+        await manager.start()
+        rows = [(row["name"], row["version"]) for row in manager.index(ready_only=True)]
+        await manager.stop()
+        return rows
+
+    assert asyncio.run(served()) == [("b", "1"), ("c", "10"), ("d", "2"), ("iris", "1")]
+
+
+def test_a_certificate_of_another_file_or_a_damaged_one_names_nothing(tmp_path: Path) -> None:
+    artifact = models.multiply(tmp_path / "out/model.onnx")
+    certify(artifact, "iris")
+    other = models.multiply(tmp_path / "out/net.onnx")
+    assert settings_of([str(other)]).models == (("net", other),)
+    for content in ("{", "[]", "{}", '{"model": {"name": 3}}'):
+        (tmp_path / "out/certificate.json").write_text(content)
+        assert settings_of([str(artifact)]).models == (("out", artifact),)
+    certify(artifact, "../x")
+    with pytest.raises(InvalidArgument, match="is not a model's name"):
+        settings_of([str(artifact)])
 
 
 def test_a_model_is_distinguished_from_a_repository(tmp_path: Path, repository: Path) -> None:
