@@ -145,7 +145,7 @@ def encoded(known: ModelDescription, name: str, value: ArrayLike) -> Tensor:
     datatype = tensors[name].datatype
     try:
         array = as_datatype(value, datatype)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise InvalidArgument(f"input '{name}' is not {datatype}: {error}") from error
     return Tensor(name, datatype, _bfloat16(array) if datatype is Datatype.BF16 else array)
 
@@ -154,7 +154,7 @@ def as_datatype(value: ArrayLike, datatype: Datatype) -> Array:
     """``value`` as an array of ``datatype``: BYTES as objects, BF16 as ``float32``.
 
     Raises:
-        TypeError, ValueError, OverflowError: a value does not fit.
+        TypeError, ValueError, ArithmeticError: a value does not fit.
     """
     if datatype is Datatype.BYTES:
         texts: Array = np.array(value, dtype=object)
@@ -163,7 +163,8 @@ def as_datatype(value: ArrayLike, datatype: Datatype) -> Array:
         return texts
     array = np.asarray(value)
     wanted = np.dtype(np.float32) if datatype is Datatype.BF16 else NUMPY_DTYPES[datatype]
-    fitted = array.astype(wanted, casting="same_kind", copy=False)
+    with np.errstate(over="raise"):  # no infinity for a number that is too large
+        fitted = array.astype(wanted, casting="same_kind", copy=False)
     if wanted.kind in "iu" and array.dtype != wanted and not np.array_equal(fitted, array):
         raise ValueError("a value does not fit")
     return np.ascontiguousarray(fitted)

@@ -144,6 +144,7 @@ def test_infer_sends_and_prints_strings(target: list[str], tmp_path: Path) -> No
         (["whole", "text.json"], "input 'x' is not INT64"),
         (["whole", "plain.json"], "input 'x' is not INT64"),
         (["x2", "text.json"], "input 'x' is not FP32"),
+        (["x2", "vast.json"], "input 'x' is not FP32: overflow"),
         (["sums", "x.npy"], "the model takes the inputs a, b"),
         (["x2", "pickled.npy"], "cannot be read"),
         (["x2", "a.json", "--model-version", "9"], "version 9 is not found"),
@@ -178,6 +179,7 @@ def test_what_is_wrong_is_said_in_one_line(
         tensor = {"name": "x", "datatype": "INT64", "shape": [1, 4], "data": data}
         Path(f"{name}.json").write_text(json.dumps({"inputs": [tensor]}))
     Path("plain.json").write_text('{"x": [[1, 2, 3, 4.5]]}')
+    Path("vast.json").write_text('{"x": [[1, 2, 3, 1e300]]}')
     np.save("x.npy", np.ones(4))
     np.save("pickled.npy", np.array([{}], dtype=object), allow_pickle=True)
     done = modelport("infer", *arguments, *target)

@@ -407,4 +407,7 @@ def value_of(text: str, is_bytes: bool) -> Any:
     try:
         return int(folded)
     except ValueError:
-        return float(folded)
+        number = float(folded)
+    if math.isinf(number) and "inf" not in folded:
+        raise ValueError(f"{text.strip()} is too large for a number")
+    return number

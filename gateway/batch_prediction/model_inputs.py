@@ -178,8 +178,7 @@ class RequestMaker:
     def _array(self, tensor: TensorDescription, parts: Sequence[Array]) -> Array:
         read = [self._values(part, tensor) for part in parts]
         joined = read[0] if len(read) == 1 else np.stack(read, axis=1)
-        with np.errstate(over="raise"):  # no infinity for a number that is too large
-            array = as_datatype(joined, tensor.datatype)
+        array = as_datatype(joined, tensor.datatype)
         if tensor.datatype is Datatype.BYTES:
             wrong = [each for each in array.flat if not isinstance(each, bytes)]
             if wrong:

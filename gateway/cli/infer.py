@@ -280,7 +280,7 @@ def _typed(name: str, value: Any, spec: TensorDescription, file: Path) -> Array:
     datatype, shape = spec.datatype, spec.shape
     try:
         array = as_datatype(value, datatype)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise InvalidArgument(f"'{file}': input '{name}' is not {datatype}: {error}") from error
     if array.ndim == len(shape) - 1 and shape[0] == -1:
         array = array[np.newaxis]

@@ -196,6 +196,15 @@ def test_values_of_parquet_are_numbers_and_texts_or_missing(
         answers("day", "x2", "day,day,day,day")
 
 
+def test_a_number_that_is_too_large_fails_its_row_and_infinity_does_not(
+    client: modelport.Client, tmp_path: Path
+) -> None:
+    rows, done = tmp_path / "rows.csv", tmp_path / "done.jsonl"
+    rows.write_text("x\n1e300\n1e400\n-inf\n2\n")
+    modelport.predict(rows, model="x2", output=done, client=client, column=["x=x,x,x,x"])
+    assert ["error" in row for row in read(done)] == [True, True, False, False]
+
+
 def test_rows_of_different_lengths_and_texts_are_predicted(
     client: modelport.Client, tmp_path: Path
 ) -> None:
