@@ -9,6 +9,9 @@ from typing import NamedTuple, Protocol
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.types import Infer, InferStream, ModelFiles
 
+#: The numbers of loads of versions, each unique in this process.
+Loads = tuple[int, ...]
+
 
 class ModelControl(Protocol):
     """Changes the served models; ``models.control.Control`` has further methods."""
@@ -43,6 +46,9 @@ class Host(NamedTuple):
         labels_of: the class labels of a READY model's output, by model, version and output; raises
             the same errors.
         control: of the whole gateway; None in tests of single backends.
+        loads_of: the loads of the versions that compute the responses of a READY model, by name and
+            version: its own, and those of an ensemble's steps. None: they vary by request. Raises
+            the same errors.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -51,3 +57,4 @@ class Host(NamedTuple):
     stream: InferStream
     labels_of: Callable[[str, int, str], tuple[str, ...]]
     control: ModelControl | None = None
+    loads_of: Callable[[str, int], Loads | None] = lambda name, number: None

@@ -17,6 +17,7 @@ from modelport.gateway.types import (
 )
 
 if TYPE_CHECKING:
+    from modelport.gateway.backends.backend_host import Loads
     from modelport.gateway.repository.config import ModelConfig
 
 Outcome = InferResponse | BaseException
@@ -49,6 +50,14 @@ class LabelledBackend(Protocol):
         Raises:
             Unavailable: the model that has the labels is not available.
         """
+
+
+@runtime_checkable
+class ComposedBackend(Protocol):
+    """A ``Backend`` whose responses other models of this gateway compute."""
+
+    def step_loads(self) -> Loads | None:
+        """The loads of the versions that compute them now; None: they vary by request."""
 
 
 @runtime_checkable

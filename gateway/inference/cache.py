@@ -2,7 +2,8 @@
 
 The semantics are Triton's (its ``docs/user_guide/response_cache.md``), except for the key: a keyed
 hash of 256 bits instead of 64, which also covers datatypes, shapes, the signature, the requested
-outputs and the parameters. Classification is applied after the cache.
+outputs and the parameters. Classification is applied after the cache. The key of an ensemble's
+responses also covers the loads of the models of its steps, so that they do not outlive these.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ import numpy as np
 import structlog
 
 from modelport.gateway.backend_registry import PIPELINE
+from modelport.gateway.backends.backend_host import Loads
+from modelport.gateway.backends.base import Backend
+from modelport.gateway.backends.capabilities import ComposedBackend
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.repository.config import ENSEMBLE, ModelConfig
+from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.runtime import offload
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import (
@@ -122,9 +126,17 @@ class CachedInfer:
     would share its deadline, its cancellation and its place in the batcher's queue.
     """
 
-    def __init__(self, infer: Infer, store: ResponseCache, name: str, number: int) -> None:
+    def __init__(
+        self,
+        infer: Infer,
+        store: ResponseCache,
+        name: str,
+        number: int,
+        step_loads: Callable[[], Loads | None] = lambda: (),
+    ) -> None:
         self._infer = infer
         self._store = store
+        self._step_loads = step_loads
         self._prefix = hashlib.blake2b(key=store.secret, digest_size=KEY_BYTES)
         self._prefix.update(self.identity(name, number))
 
@@ -138,19 +150,23 @@ class CachedInfer:
     def infer(self, request: InferRequest, deadline: Deadline) -> Answer:
         if request.parameters and not _SEQUENCE.isdisjoint(request.parameters):
             return self._infer(request, deadline)  # depends on earlier requests
+        loads = self._step_loads()
+        if loads is None:
+            return self._infer(request, deadline)
         started = time.perf_counter_ns()
         if sum(_hashed_bytes(tensor.data) for tensor in request.inputs) > INLINE_BYTES:
-            return self._hashed(request, deadline, started)
-        return self._looked_up(self.key(request), request, deadline, started)
+            return self._hashed(loads, request, deadline, started)
+        key = self.key(request, loads)
+        return self._looked_up(key, loads, request, deadline, started)
 
     async def _hashed(
-        self, request: InferRequest, deadline: Deadline, started: int
+        self, loads: Loads, request: InferRequest, deadline: Deadline, started: int
     ) -> InferResponse:
-        key = await offload.run(partial(self.key, request), deadline)
-        return await finished(self._looked_up(key, request, deadline, started))
+        key = await offload.run(partial(self.key, request, loads), deadline)
+        return await finished(self._looked_up(key, loads, request, deadline, started))
 
     def _looked_up(
-        self, key: bytes, request: InferRequest, deadline: Deadline, started: int
+        self, key: bytes, loads: Loads, request: InferRequest, deadline: Deadline, started: int
     ) -> Answer:
         found = self._store.look_up(key)
         lookup_ns = time.perf_counter_ns() - started
@@ -161,23 +177,34 @@ class CachedInfer:
             return found
         answer = self._infer(request, deadline)
         if not isinstance(answer, InferResponse):
-            return self._inserted_later(key, request, answer, lookup_ns)
-        return self._inserted(key, request, answer, lookup_ns)
+            return self._inserted_later(key, loads, request, answer, lookup_ns)
+        return self._inserted(key, loads, request, answer, lookup_ns)
 
     async def _inserted_later(
-        self, key: bytes, request: InferRequest, answer: Awaitable[InferResponse], lookup_ns: int
+        self,
+        key: bytes,
+        loads: Loads,
+        request: InferRequest,
+        answer: Awaitable[InferResponse],
+        lookup_ns: int,
     ) -> InferResponse:
-        return self._inserted(key, request, await answer, lookup_ns)
+        return self._inserted(key, loads, request, await answer, lookup_ns)
 
     def _inserted(
-        self, key: bytes, request: InferRequest, response: InferResponse, lookup_ns: int
+        self,
+        key: bytes,
+        loads: Loads,
+        request: InferRequest,
+        response: InferResponse,
+        lookup_ns: int,
     ) -> InferResponse:
         started = time.perf_counter_ns()
-        self._store.insert(key, response)
+        if self._step_loads() == loads:  # or else another load may have answered a step
+            self._store.insert(key, response)
         request.timing.cache_miss_ns = lookup_ns + time.perf_counter_ns() - started
         return response
 
-    def key(self, request: InferRequest) -> bytes:
+    def key(self, request: InferRequest, loads: Loads = ()) -> bytes:
         """Hash everything on which the response depends.
 
         The header contains every length, so different contents never give the same bytes. ``repr``
@@ -195,7 +222,7 @@ class CachedInfer:
                 for key, value in request.parameters.items()
                 if key not in _WITHOUT_EFFECT
             )
-        state.update(_framed(repr((head, request.outputs, parameters, request.signature))))
+        state.update(_framed(repr((head, request.outputs, parameters, request.signature, loads))))
         for tensor in inputs:
             if tensor.datatype is Datatype.BYTES:
                 items = tensor.data.reshape(-1).tolist()
@@ -235,21 +262,23 @@ def wrap(
     infer: Infer,
     name: str,
     number: int,
-    config: ModelConfig,
+    backend: Backend,
     statistics: Statistics,
     store: ResponseCache | None,
 ) -> Infer:
-    """Put the cache in front of ``infer`` if ``config`` enables it and the server has one."""
-    if not config.response_cache.enable:
+    """Put the cache in front of ``infer`` if the model enables it and the server has one."""
+    if not backend.config.response_cache.enable:
         return infer
-    if config.platform in (ENSEMBLE, PIPELINE.platform):
-        # The models of its steps may be reloaded on their own, which would leave stale responses.
+    if backend.config.platform == PIPELINE.platform:
+        # A response may lack what a step has not computed in time.
         _warn(name, number, "enable it on the models of its steps")
         return infer
     if store is None:
         _warn(name, number, "the server has no cache; set --cache-config local,size=BYTES")
         return infer
     statistics.cached = True
+    if isinstance(backend, ComposedBackend):
+        return CachedInfer(infer, store, name, number, backend.step_loads).infer
     return CachedInfer(infer, store, name, number).infer
 
 

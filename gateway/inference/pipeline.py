@@ -115,7 +115,7 @@ def build(
         signatures.add(TEXT_SIGNATURE, text.signature, infer)
     dispatched = signatures.before(batched)
     guarded = admission.wrap(dispatched, config, backend.execution, shared.overloaded)
-    cached = cache.wrap(guarded, name, number, config, statistics, shared.response_cache)
+    cached = cache.wrap(guarded, name, number, backend, statistics, shared.response_cache)
     if not isinstance(guarded, admission.OverloadGuard):
         return Pipeline(cached, stream, sequences=sequences)
     # Cached responses are sent under any load, so the request has to be read.

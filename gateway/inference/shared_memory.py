@@ -19,6 +19,7 @@ import numpy as np
 
 from modelport.gateway.errors import (
     AlreadyExists,
+    Internal,
     InvalidArgument,
     NotFound,
     Unavailable,
@@ -140,7 +141,8 @@ class SharedMemoryRegions:
         Raises:
             Unsupported: shared memory is not allowed.
             AlreadyExists: the name is taken.
-            InvalidArgument: the object does not exist, is reserved or is too small.
+            Internal: the object cannot be opened, as in Triton.
+            InvalidArgument: the object is reserved, or too small.
             Unavailable: there are too many regions.
         """
         self.require_allowed()
@@ -151,13 +153,13 @@ class SharedMemoryRegions:
             raise Unavailable(
                 f"there are {MAX_REGIONS} shared memory regions already; unregister one first"
             )
+        descriptor = _open(name, key)
+        region = Region(name, key, offset, byte_size, descriptor)
         if min(offset, byte_size) < 0 or byte_size == 0 or offset + byte_size >= _END:
             raise InvalidArgument(
                 f"failed to register shared memory region '{name}': invalid args; 'offset' and "
                 "'byte_size' must lie within the object"
             )
-        descriptor = _open(name, key)
-        region = Region(name, key, offset, byte_size, descriptor)
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or offset + byte_size > status.st_size:
             raise InvalidArgument(
@@ -242,7 +244,9 @@ def _open(name: str, key: str) -> int:
         # O_NONBLOCK: opening a FIFO or device must not block.
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         return os.open(os.path.join(FOLDER, found[1]), flags)
-    except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
             raise Unavailable("the server has too many open files") from error
-        raise InvalidArgument(f"Unable to open shared memory region: '{key}'") from error
+        raise Internal(f"Unable to open shared memory region: '{key}'") from error
+    except ValueError as error:  # a lone surrogate
+        raise InvalidArgument(f"Unable to open shared memory region: {key!a}") from error

@@ -10,13 +10,16 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
+from itertools import count
 from typing import NamedTuple
 
 from modelport.gateway.backend_registry import PIPELINE
+from modelport.gateway.backends.backend_host import Loads
 from modelport.gateway.backends.base import Backend
 from modelport.gateway.backends.capabilities import (
     BackgroundBackend,
     BackgroundWork,
+    ComposedBackend,
     LabelledBackend,
     ScalableBackend,
 )
@@ -48,6 +51,7 @@ UNLOADED = "unloaded"
 TIMER_SECONDS = 0.01
 #: The longest wait for the requests of instances that are removed.
 RETIRE_SECONDS = 30.0
+_loads = count()
 
 
 class VersionState(StrEnum):
@@ -111,6 +115,7 @@ class ServedVersion:
             self.in_background = backend.in_background
         self.in_flight = 0
         self._drained: asyncio.Event | None = None
+        self._load = next(_loads)
 
     def _compose(self, built: pipeline.Pipeline) -> None:
         self.infer, self.stream, self.refuses, self.overloaded, self._sequences = built
@@ -176,6 +181,11 @@ class ServedVersion:
         if labels is None and isinstance(self.backend, LabelledBackend):
             return self.backend.labels_of(output)
         return labels or ()
+
+    def loads(self) -> Loads | None:
+        """The loads of the versions that compute its responses; None: they vary by request."""
+        steps = self.backend.step_loads() if isinstance(self.backend, ComposedBackend) else ()
+        return None if steps is None else (self._load, *steps)
 
     def release(self) -> None:
         self.in_flight -= 1

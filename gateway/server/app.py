@@ -177,6 +177,10 @@ class GatewayServer:
             stream=partial(self.rollouts.stream, step=True),
             labels_of=lambda name, number, output: manager.get(name, number).labels_of(output),
             control=self.control,
+            # During a rollout, each request chooses between two versions.
+            loads_of=lambda name, number: (
+                None if name in self.rollouts.splits else manager.get(name, number).loads()
+            ),
         )
 
     def _dialect_host(self, requests: TfServingRequests) -> DialectHost:

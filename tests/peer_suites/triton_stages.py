@@ -586,13 +586,18 @@ STAGES = (
     Stage("L0_metrics/metrics_queue_size_test.py", schedules.pending),
     Stage(_SHM, schedules.slow_simple, SHARED, "Unregister and http", "", _TYPE_HTTP, alone="::"),
     Stage(_SHM, schedules.slow_simple, SHARED, "Unregister and grpc", "", _TYPE_GRPC, alone="::"),
-    Stage("L0_http/http_request_many_chunks.py", models.simple),
+    Stage(
+        *("L0_http/http_request_many_chunks.py", models.simple),
+        (*SHARED, "--log-verbose", "1", *EXPLICIT, "--load-model", "simple"),
+        seconds=600,  # 101 million chunks
+    ),
     Stage("L0_http/generate_endpoint_test.py", models.generating),
     *(
         Stage(
             *(f"L0_sagemaker/{file}.py", models.add_and_subtract(sm_model="1")),
             ("--http-port", "8080", "--allow-sagemaker", "true"),
             settings={"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "sm_model"},
+            seconds=600,  # 101 million chunks
         )
         for file in ("sagemaker_test", "sagemaker_request_many_chunks")
     ),

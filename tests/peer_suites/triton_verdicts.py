@@ -14,7 +14,6 @@ _GENERATE = "L0_http/generate_endpoint_test.py::GenerateEndpointTest"
 _VALIDATION = "L0_input_validation/input_validation_test.py"
 _SHM = "L0_shared_memory/shared_memory_test.py"
 _PARAMETERS = "L0_parameters/parameters_test.py::InferenceParametersTest"
-_CACHE = "L0_response_cache/ensemble_cache_test.py"
 _BATCHER = "L0_batcher/batcher_test.py::BatcherTest"
 _REPEAT = "L0_decoupled/decoupled_test.py"
 _LIFE = "L0_lifecycle/lifecycle_test.py::LifeCycleTest"
@@ -192,8 +191,6 @@ NOT_SUPPORTED = {
     ),
 }
 
-_UNCACHED = "an ensemble is not cached: its answers would outlive the models of its steps"
-_STRINGS = "TorchScript has no strings"
 _ENDED = "requests on their way when the signal comes are answered, or refused with a message"
 EXPECTED_FAILURES = {
     **_each(
@@ -239,24 +236,12 @@ EXPECTED_FAILURES = {
     f"{_QUEUE}::test_policy_reject": "an ensemble's failure has the reason of its step, not OTHER",
     f"{_QUEUE}::test_priority_with_policy": "a batch of a "
     "preferred size is filled with any requests that make it up, so that fewer wait",
-    f"{_CACHE}::EnsembleCacheTest::test_ensemble_top_level": _UNCACHED,
-    f"{_CACHE}::EnsembleCacheTest::test_ensemble_all_models": _UNCACHED,
-    f"{_CACHE}::EnsembleCacheTest::test_ensemble_cache_insertion": _UNCACHED,
-    **_each(
-        "small chunks are limited in proportion to what they carry, not to 65,536",
-        "L0_http/http_request_many_chunks.py::HTTPRequestManyChunksTest::test_chunked_infer_",
-        *("over_max", "rejected"),
-    ),
-    "L0_sagemaker/sagemaker_request_many_chunks.py": "POST /models is TorchServe's without "
-    "SAGEMAKER_MULTI_MODEL, and small chunks are limited in proportion to what they carry",
-    "L0_infer_variable/infer_variable_test.py::InferVariableTest::test_raw_ooo": _STRINGS,
-    "L0_infer_reshape/infer_reshape_test.py::InferReshapeTest::test_oo": _STRINGS,
     f"{_HTTP}::test_negative_dimensions": "wants 500 for an error of the client; it is 400",
     f"{_HTTP}::test_repository_index_deeply_nested_json": "the nesting is refused before 'ready' "
     "is looked at",
     f"{_HTTP}::test_content_encoding_chunked_manually": "has both Content-Length and "
     "Transfer-Encoding, as smuggled requests have",
     f"{_VALIDATION}::InputShapeTest::test_input_string": "names the other one of two wrong inputs",
-    f"{_GRPC_AIO}::test_register_system_shared_memory": "wants INTERNAL for a region that is not "
-    "there; it is INVALID_ARGUMENT",
+    "L0_sagemaker/sagemaker_request_many_chunks.py::SagemakerRequestManyChunksTest"
+    "::test_chunked_at_max_chunks": "POST /models is TorchServe's without SAGEMAKER_MULTI_MODEL",
 }

@@ -2,7 +2,8 @@
 
 An archive that modelport wrote names its inputs and outputs. For other archives the configuration
 does, by the rules of Triton's pytorch backend: inputs by the names of ``forward``'s arguments, else
-``<name>__<index>``, else in order; outputs by index or in order, or by the keys of a dict.
+``<name>__<index>``, else in order; outputs by index or in order, or by the keys of a dict. Strings
+are lists: ``List[str]`` of TorchScript, which has no tensors of them.
 
 Instances share one module; if it keeps state, one runs at a time, from the first values. A compiled
 archive is machine code, which runs when it is loaded.
@@ -113,7 +114,7 @@ def _load(artifact: Artifact, archive: Archive, kind: Kind, gpu: int | None) -> 
             f"'{archive.path.name}' does not name its inputs and outputs; declare every 'input' "
             "and 'output' in config.pbtxt, or export the model with modelport"
         )
-    inputs, outputs = _tensors(named)
+    inputs, outputs = _tensors(named, kind)
     device = torch.device("cpu" if gpu is None else f"cuda:{gpu}")
     if gpu is not None:
         torch.cuda.init()  # type: ignore[no-untyped-call]  # before ``no_code``: it loads libraries
@@ -191,11 +192,21 @@ def _adopt(config: ModelConfig, named: ModelConfig) -> None:
             config.parameters[key].CopyFrom(named.parameters[key])
 
 
-def _tensors(config: ModelConfig) -> tuple[list[ArtifactTensor], list[ArtifactTensor]]:
+def _tensors(config: ModelConfig, kind: Kind) -> tuple[list[ArtifactTensor], list[ArtifactTensor]]:
     """The inputs and outputs of ``config``, with datatypes of PyTorch."""
     inputs, outputs = autocomplete.declared(config)
     for tensor in (*inputs.values(), *outputs.values()):
-        if tensor.datatype not in _DTYPES:
+        if tensor.datatype is Datatype.BYTES:
+            if kind is not Kind.TORCHSCRIPT:
+                raise Unsupported(
+                    f"'{tensor.name}' is BYTES, which PyTorch has in TorchScript alone: List[str]"
+                )
+            if not 1 <= len(tensor.shape) <= 1 + (config.max_batch_size > 0):
+                raise Unsupported(
+                    f"'{tensor.name}' is BYTES, which TorchScript has as a list; declare it with "
+                    "one dimension"
+                )
+        elif tensor.datatype not in _DTYPES:
             raise Unsupported(f"'{tensor.name}' is {tensor.datatype}, which PyTorch does not have")
     return list(inputs.values()), list(outputs.values())
 
@@ -215,9 +226,14 @@ def _in_order(
     names = {tensor.name for tensor in inputs}
     if arguments and names == set(arguments[: len(names)]):
         inputs.sort(key=lambda tensor: arguments.index(tensor.name))
-        return inputs, _sorted(outputs) if _indexed(outputs) else outputs
-    if _indexed(inputs) and _indexed(outputs):
-        return _sorted(inputs), _sorted(outputs)
+        outputs = _sorted(outputs) if _indexed(outputs) else outputs
+    elif _indexed(inputs) and _indexed(outputs):
+        inputs, outputs = _sorted(inputs), _sorted(outputs)
+    for tensor, argument in zip(inputs, schema.arguments[1:] if schema else (), strict=False):
+        if (tensor.datatype is Datatype.BYTES) != (str(argument.type) == "List[str]"):
+            raise InvalidArgument(
+                f"'{tensor.name}' is {tensor.datatype}, but forward() takes {argument.type} for it"
+            )
     return inputs, outputs
 
 
@@ -252,18 +268,20 @@ class TorchModuleSession:
         self.bounded, self.random, self.state = not traits.loops, traits.random, traits.state.names
         self._first = traits.state if self.state else None
         self._alone = threading.Lock() if self.state else contextlib.nullcontext()
-        self._device = device
+        self._device, self._batched = device, config.max_batch_size > 0
         self._on_gpu = device.type != "cpu"
         self._names = [tensor.name for tensor in inputs]
-        self._datatypes = {tensor.name: tensor.datatype for tensor in (*inputs, *outputs)}
+        self._tensors = {tensor.name: tensor for tensor in (*inputs, *outputs)}
         inference = parameters.boolean(config, "INFERENCE_MODE", True)
         self._mode = torch.inference_mode if inference else torch.no_grad
         self._optimised = not parameters.boolean(config, "DISABLE_OPTIMIZED_EXECUTION", False)
 
     def run(self, names: Sequence[str], inputs: dict[str, Array]) -> list[Array]:
         assert self._forward is not None
-        datatypes = self._datatypes
-        tensors = [self._tensor(datatypes[n], inputs[n]) for n in self._names if n in inputs]
+        specs = self._tensors
+        given = [name for name in self._names if name in inputs]
+        arguments = [self._argument(name, specs[name].datatype, inputs[name]) for name in given]
+        rows = len(inputs[given[0]]) if self._batched and given else 0
         # Both settings are per thread, so every run sets them.
         optimised: Any = contextlib.nullcontext()
         if not self._optimised:
@@ -271,11 +289,18 @@ class TorchModuleSession:
         with self._mode(), optimised, self._alone:
             if self._first is not None:
                 self._first.reset()
-            results = self._forward(*tensors)
+            results = self._forward(*arguments)
             by_name = self._named(results)
-            return [_array(name, datatypes[name], by_name[name]) for name in names]
+            return [_array(specs[name], by_name[name], rows) for name in names]
 
-    def _tensor(self, datatype: Datatype, data: Array) -> torch.Tensor:
+    def _argument(self, name: str, datatype: Datatype, data: Array) -> torch.Tensor | list[str]:
+        if datatype is Datatype.BYTES:
+            try:
+                return [item.decode() for item in data.flat]
+            except UnicodeDecodeError:
+                raise InvalidArgument(
+                    f"input '{name}' has a string that is not UTF-8, as the model's must be"
+                ) from None
         # A copy, because a model may write to its inputs and the client's data is shared.
         copy = np.array(data, order="C")
         if datatype is Datatype.BF16:
@@ -290,7 +315,7 @@ class TorchModuleSession:
             if not missing:
                 return results
             results = tuple(results.values())
-        if isinstance(results, torch.Tensor):
+        if isinstance(results, torch.Tensor) or _are_strings(results):
             results = (results,)
         if not isinstance(results, tuple | list) or len(results) < len(self.outputs):
             raise Contradiction(
@@ -307,7 +332,14 @@ class TorchModuleSession:
             torch.cuda.empty_cache()
 
 
-def _array(name: str, datatype: Datatype, tensor: Any) -> Array:
+def _array(spec: ArtifactTensor, tensor: Any, rows: int) -> Array:
+    """The output ``spec``, which the model returns for ``rows`` rows (0: it does not batch)."""
+    name, datatype, shape = spec
+    if datatype is Datatype.BYTES:
+        strings = _strings(name, tensor)
+        # What is no whole number of strings for each row stays as it is, and is refused.
+        whole = rows and len(shape) > 1 and len(strings) % rows == 0
+        return strings.reshape(rows, -1) if whole else strings
     if not isinstance(tensor, torch.Tensor) or tensor.dtype is not _DTYPES[datatype]:
         dtype = getattr(tensor, "dtype", None)
         given = _WORDS.get(dtype, "an unsupported datatype") if dtype else "no tensor"
@@ -319,3 +351,15 @@ def _array(name: str, datatype: Datatype, tensor: Any) -> Array:
         tensor = tensor.view(torch.int16)
     array: Array = tensor.numpy()
     return array.view(NUMPY_DTYPES[datatype])
+
+
+def _are_strings(items: Any) -> bool:
+    return isinstance(items, list) and all(isinstance(item, str) for item in items)
+
+
+def _strings(name: str, items: Any) -> Array:
+    if not _are_strings(items):
+        raise Contradiction(
+            f"output '{name}' is declared BYTES, but the model returns no List[str]"
+        )
+    return np.array([item.encode() for item in items], object)

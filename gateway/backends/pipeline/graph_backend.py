@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 import structlog
 
-from modelport.gateway.backends.backend_host import Host
+from modelport.gateway.backends.backend_host import Host, Loads
 from modelport.gateway.backends.base import ELSEWHERE, Artifact
 from modelport.gateway.backends.pipeline.graph import (
     Graph,
@@ -311,6 +311,22 @@ class GraphBackend:
             return self._host.labels_of(step.model, step.version, theirs)
         except NotFound as error:
             raise self._explained(step, error) from error
+
+    def step_loads(self) -> Loads | None:
+        """The loads of the versions that answer the steps; None: they vary by request.
+
+        A pipeline's response may lack what a step has not computed in time, so that it varies.
+        """
+        found: Loads = ()
+        try:
+            for step in self._steps:
+                loads = self._host.loads_of(step.model, step.version)
+                if loads is None or self._graph.kind != ENSEMBLE:
+                    return None
+                found += loads
+        except (NotFound, Unavailable):  # the request says which model is missing
+            return None
+        return found
 
     def _explained(self, step: GraphStep, error: ModelportError) -> ModelportError:
         """The error of a step: where it is from, and not that an unknown model was asked for."""

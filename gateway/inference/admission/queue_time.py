@@ -43,8 +43,9 @@ class QueueTimeLimit:
         policy = self._settings.policy(level)
         if not policy.delays and self.wait_seconds(level) > policy.timeout(request):
             raise QueueFull
+        entered = time.monotonic()
         if not in_flight:
-            self._last = time.monotonic()
+            self._last = entered
         in_flight[level] = in_flight.get(level, 0) + 1
         try:
             response = await finished(self._infer(request, deadline))
@@ -52,12 +53,14 @@ class QueueTimeLimit:
             in_flight[level] -= 1
             if not in_flight[level]:
                 del in_flight[level]
-        self._count()
+        self._count(entered + request.timing.queue_ns / 1e9)
         return response
 
-    def _count(self) -> None:
+    def _count(self, begun: float) -> None:
+        """Count a response, whose request left the queue at ``begun``."""
         now = time.monotonic()
-        interval = now - self._last
+        # Until then it may have waited for others to make up its batch, which is no overload.
+        interval = now - max(self._last, begun)
         self._last = now
         known = self._interval_seconds
         self._interval_seconds = known + WEIGHT * (interval - known) if known else interval

@@ -36,6 +36,8 @@ from modelport.gateway.wire.http2.frames import PREFACE
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 1000
+#: Of a body, unless they are larger than this on average: each costs time (Triton's limit).
+MAX_CHUNKS, CHUNK_BYTES = 65_536, 256
 #: The parser's position: between requests, in a head, in a body.
 BETWEEN, HEAD, BODY = range(3)
 #: ``uri-host [ ":" port ]`` (RFC 9110, 7.2); the host of an HTTP URI is not empty (4.2.1).
@@ -66,6 +68,7 @@ class HttpConnection(asyncio.Protocol):
         self._stray_bytes = 0  # since its head, or the last byte of its body
         self._left = 0  # of a body of known length, behind the segment of its head
         self._segment_bytes = self._head_bytes = 0  # here, and of its head in earlier segments
+        self._chunks = self._chunk_bytes = 0  # of the body until now
         self._receiving: Exchange | None = None
         self._overloaded = False  # it is refused, and its body discarded
         self._active: Exchange | None = None
@@ -379,6 +382,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._place, self._stray_bytes = HEAD, 0
+        self._chunks = self._chunk_bytes = 0
         self._begun += 1
         self._url, self._headers = b"", []
 
@@ -449,10 +453,18 @@ class HttpConnection(asyncio.Protocol):
             self._queue.append(exchange)
             self._hold()
 
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
+
     def on_body(self, body: bytes) -> None:
         self._fed = True
         if self._left:
             self._left -= len(body)
+        if self._chunks:
+            self._chunk_bytes += len(body)
+            # Not with the header: an empty chunk ends the body.
+            if self._chunks > MAX_CHUNKS and self._chunk_bytes < self._chunks * CHUNK_BYTES:
+                raise RefusedHead(error_response.CHUNKS)
         if self._receiving is not None:
             self._receiving.add(body)
 

@@ -12,6 +12,11 @@ INVALID: ErrorResponse = ("400 Bad Request", "Invalid HTTP request received.")
 HOST: ErrorResponse = ("400 Bad Request", "the request must have one valid Host header")
 VERSION: ErrorResponse = ("400 Bad Request", "the HTTP version must be 1.1 or 1.0")
 CODING: ErrorResponse = ("501 Not Implemented", "the transfer coding is not supported; use chunked")
+CHUNKS: ErrorResponse = (
+    "400 Bad Request",
+    "Chunked request body exceeds maximum of 65536 non-empty chunks. Send fewer or larger HTTP "
+    "chunks.",
+)
 SLOW: ErrorResponse = ("408 Request Timeout", "Request Timeout")
 LONG: ErrorResponse = ("431 Request Header Fields Too Large", "Request Header Fields Too Large")
 CROWDED: ErrorResponse = ("503 Service Unavailable", "too many connections")

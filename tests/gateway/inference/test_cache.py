@@ -9,6 +9,7 @@ import tracemalloc
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -278,9 +279,9 @@ async def test_the_event_loop_does_not_hash_large_inputs(
     hashed: list[str] = []
 
     class Watched(CachedInfer):
-        def key(self, request: InferRequest) -> bytes:
+        def key(self, request: InferRequest, loads: tuple[int, ...] = ()) -> bytes:
             hashed.append(threading.current_thread().name)
-            return super().key(request)
+            return super().key(request, loads)
 
     cached = Watched(nothing, ResponseCache(SIZE), "m", 1)
     for count in (4, INLINE_BYTES):
@@ -304,7 +305,8 @@ def parsed(text: str) -> Any:
 
 def wrapped(text: str, store: ResponseCache | None) -> tuple[bool, Statistics]:
     statistics = Statistics()
-    chain = cache.wrap(nothing, "m", 1, parsed(text), statistics, store)
+    backend: Any = SimpleNamespace(config=parsed(text))
+    chain = cache.wrap(nothing, "m", 1, backend, statistics, store)
     return chain is not nothing, statistics
 
 
@@ -320,7 +322,7 @@ def test_only_a_model_that_asks_for_it_is_cached() -> None:
     ("text", "store", "reason"),
     [
         ("", None, "--cache-config"),
-        ('platform: "ensemble"', ResponseCache(SIZE), "the models of its steps"),
+        ('platform: "pipeline"', ResponseCache(SIZE), "the models of its steps"),
     ],
 )
 def test_a_model_that_cannot_be_cached_is_served_with_one_warning(

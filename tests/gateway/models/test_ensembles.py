@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from modelport.gateway.backend_registry import find_loader
-from modelport.gateway.backends.backend_host import Host
+from modelport.gateway.backends.backend_host import Host, Loads
 from modelport.gateway.backends.base import Artifact, Backend, BackendLoader
 from modelport.gateway.errors import NotFound, Unavailable
 from modelport.gateway.models import manager, reconciler
@@ -86,7 +86,11 @@ class EnsembleGateway:
         require_manifest: bool = False,
         find_backend: Callable[[str], BackendLoader] = find_loader,
     ) -> None:
-        settings = Settings((root,), mode, load, require_manifest=require_manifest)
+        settings = Settings(
+            (root,), mode, load, require_manifest=require_manifest, cache_bytes=2**20
+        )
+        #: Models whose versions vary by request, as during a rollout.
+        self.varying: set[str] = set()
         self.manager = ModelManager(settings, find_backend, make_host=self._host)
         self.service = InferenceService(self.manager)
 
@@ -97,12 +101,22 @@ class EnsembleGateway:
             config_of=lambda name, number: manager.get(name, number).config,
             stream=partial(self.service.stream, step=self.steps_finish),
             labels_of=lambda name, number, output: manager.get(name, number).labels_of(output),
+            loads_of=lambda name, number: self.loads_of(manager, name, number),
         )
+
+    def loads_of(self, manager: ModelManager, name: str, number: int) -> Loads | None:
+        return None if name in self.varying else manager.get(name, number).loads()
 
     async def ask(self, model: str = "all", caller: str = "") -> InferResponse:
         data = np.arange(4, dtype=np.float32).reshape(2, 2)
         request = InferRequest(model, [Tensor("x", Datatype.FP32, data)], caller=caller)
         return await finished(self.service.infer(request, Deadline.after(10)))
+
+    async def computed(self, model: str) -> bool:
+        """Whether ``model`` has the second step compute an answer that could be cached."""
+        before = self.counts()["second"][0]
+        await self.ask(model)
+        return self.counts()["second"][0] > before
 
     def counts(self) -> dict[str, tuple[int, int]]:
         return {n: (s.inference_count, s.success.count) for n, _, s in self.manager.statistics()}
@@ -291,6 +305,56 @@ async def test_an_ensembles_output_takes_the_labels_of_the_step_that_gives_it(ro
     with pytest.raises(NotFound):
         await top("all")
     await gateway.manager.stop()
+
+
+CACHE = "response_cache { enable: true }"
+
+
+class WithoutSteps(EnsembleGateway):
+    """Known bad: the key of an ensemble has its own load alone."""
+
+    def loads_of(self, manager: ModelManager, name: str, number: int) -> Loads | None:
+        return ()
+
+
+async def stale(root: Path, kind: type[EnsembleGateway]) -> list[str]:
+    """Changes of a step after which an ensemble, or one of an ensemble, has an old answer."""
+    (root / "first" / "config.pbtxt").write_text(STEP)
+    (root / "outer" / "1").mkdir(parents=True)
+    outer = ENSEMBLE.replace('"second"', '"all"') + CACHE
+    (root / "outer" / "config.pbtxt").write_text(outer)
+    (root / "all" / "config.pbtxt").write_text(ENSEMBLE + CACHE)
+    gateway = kind(root, ModelControlMode.EXPLICIT, "outer", "all")
+    manager = gateway.manager
+    await manager.start()
+    found = []
+    for name in ("all", "outer"):
+        for change in ("reload", "version", "rollout"):
+            await gateway.ask(name)
+            assert not await gateway.computed(name)
+            if change == "reload":
+                (root / "second" / "config.pbtxt").write_text(f"{STEP}# {name}")
+                await manager.load("second")
+            elif change == "version":
+                (root / "second" / str(manager.versions("second")[-1] + 1)).mkdir()
+                await manager.load("second")
+            else:
+                gateway.varying.add("second")
+            if not await gateway.computed(name):
+                found.append(f"{change} under {name}")
+            gateway.varying.clear()
+    await manager.stop()
+    return found
+
+
+async def test_the_answers_of_a_cached_ensemble_do_not_outlive_the_models_of_its_steps(
+    root: Path,
+) -> None:
+    assert await stale(root, EnsembleGateway) == []
+
+
+async def test_a_key_without_the_steps_gives_stale_answers(root: Path) -> None:
+    assert len(await stale(root, WithoutSteps)) == 6
 
 
 @of_both_kinds

@@ -27,7 +27,6 @@ from modelport.gateway.errors import (
     Internal,
     InvalidArgument,
     ModelportError,
-    Unsupported,
 )
 from modelport.gateway.types import NUMPY_DTYPES, Datatype, Tensor
 from tests import models
@@ -88,11 +87,76 @@ def test_every_datatype_comes_back_bit_by_bit(datatype: Datatype, tmp_path: Path
     assert y.data.tobytes() == bits
 
 
-def test_bytes_are_refused_by_name(tmp_path: Path) -> None:
-    version = traced(tmp_path / "1", Function(torch.clone), torch.zeros(2, 4))
-    error = refused(version, text(["x BYTES 4"], ["y FP32 4"]))
-    assert isinstance(error, Unsupported)
-    assert "'x' is BYTES" in str(error)
+class Joined(nn.Module):
+    """Strings by name: every kind of result."""
+
+    def forward(self, a: list[str], n: torch.Tensor) -> tuple[list[str], torch.Tensor]:
+        return [s + s for s in a], n + 1
+
+
+class Doubled(nn.Module):
+    def forward(self, a: list[str]) -> list[str]:
+        return [s + s for s in a]
+
+
+def strings(data: Any, name: str = "a") -> Tensor:
+    return Tensor(name, Datatype.BYTES, np.array(data, object))
+
+
+def test_strings_are_lists_of_torchscript(tmp_path: Path) -> None:
+    version = scripted(tmp_path / "1", Joined())
+    described = text(["n FP32 1", "a BYTES -1"], ["s BYTES -1", "m FP32 1"], batch=0)
+    said = [b"x", "\N{SNOWMAN}".encode(), b"", b"\0"]
+    joined, number = run(load(version, described), strings(said), fp32([1], "n")).outputs
+    assert joined.data.tolist() == [item + item for item in said]
+    assert number.data.tolist() == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("extra", "given", "answer"),
+    [
+        ("", [[b"p", b"q"], [b"r", b"s"]], [[b"pp", b"qq"], [b"rr", b"ss"]]),
+        (" reshape {}", [b"p", b"r"], [b"pp", b"rr"]),  # Triton's own models of strings
+    ],
+)
+def test_the_strings_of_a_batch_come_back_by_rows(
+    extra: str, given: Any, answer: Any, tmp_path: Path
+) -> None:
+    dims = 1 if extra else 2
+    described = text([f"a BYTES {dims}{extra}"], [f"s BYTES {dims}{extra}"])
+    (found,) = run(load(scripted(tmp_path / "1", Doubled()), described), strings(given)).outputs
+    assert found.data.tolist() == answer
+
+
+def test_a_string_that_is_no_text_is_refused_by_name(tmp_path: Path) -> None:
+    backend = load(scripted(tmp_path / "1", Doubled()), text(["a BYTES 1"], ["s BYTES 1"]))
+    with pytest.raises(InvalidArgument, match="input 'a' has a string that is not UTF-8"):
+        run(backend, strings([[b"\xff"]]))
+
+
+@pytest.mark.parametrize(
+    ("module", "described", "reason"),
+    [
+        (Function(torch.clone), text(["x BYTES 4"], ["y FP32 4"]), "'x' is BYTES, but forward() "),
+        (
+            Doubled(),
+            text(["a FP32 4"], ["y FP32 4"]),
+            "'a' is FP32, but forward() takes List[str]",
+        ),
+        (Doubled(), text(["a BYTES 2,2"], ["s BYTES 4"]), "declare it with one dimension"),
+        (Doubled(), text(["a BYTES 4"], ["s FP32 4"]), "the model returns no tensor"),
+        (Joined(), text(["a BYTES 4", "n FP32 4"], ["s BYTES 4", "m BYTES 4"]), "no List[str]"),
+    ],
+)
+def test_strings_that_the_module_does_not_have_are_refused_by_name(
+    module: nn.Module, described: str, reason: str, tmp_path: Path
+) -> None:
+    assert reason in str(refused(scripted(tmp_path / "1", module), described))
+
+
+def test_strings_are_torchscripts_alone(tmp_path: Path) -> None:
+    error = refused(exported(tmp_path / "1", nn.ReLU()), PT2.replace("TYPE_FP32", "TYPE_STRING"))
+    assert "which PyTorch has in TorchScript alone" in str(error)
 
 
 def test_a_view_that_negates_is_answered_with_its_values(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from modelport.gateway.backends.base import ELSEWHERE, Execution
 from modelport.gateway.errors import InvalidArgument, QueueFull
 from modelport.gateway.inference import admission
+from modelport.gateway.inference.admission import QueueTimeLimit
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.types import (
     NO_DEADLINE,
@@ -43,6 +45,25 @@ class OneByOneServer:
             request.timing.queue_ns = int(self.waits[-1] * 1e9) + 1
             await asyncio.sleep(self._seconds)
         request.timing.compute_infer_ns = int(self._seconds * 1e9)
+        return InferResponse("m", 1, [])
+
+
+class CompanyServer:
+    """Answers two at once, the first of which has waited for the second."""
+
+    def __init__(self) -> None:
+        self._first: asyncio.Event | None = None
+
+    async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
+        come = asyncio.get_running_loop().time()
+        if self._first is None:
+            self._first = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._first.wait(), 1)
+            self._first = None
+        else:
+            self._first.set()
+        request.timing.queue_ns = int((asyncio.get_running_loop().time() - come) * 1e9) + 1
         return InferResponse("m", 1, [])
 
 
@@ -99,6 +120,28 @@ async def test_the_check_sees_a_queue_without_admission() -> None:
 async def test_what_comes_one_by_one_is_never_refused() -> None:
     infer = admitted(OneByOneServer(), QUEUE % "default_timeout_microseconds: 1")
     await warm(infer)
+
+
+class CountsWaiting(QueueTimeLimit):
+    """Known bad: the interval between responses has the wait of a request for others."""
+
+    def _count(self, begun: float) -> None:
+        super()._count(0.0)
+
+
+@pytest.mark.parametrize("kind", [QueueTimeLimit, CountsWaiting])
+async def test_waiting_for_a_batch_to_fill_is_no_overload(
+    kind: type[QueueTimeLimit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "QueueTimeLimit", kind)
+    infer = admitted(CompanyServer(), BOUNDED)
+    for _ in range(3):
+        answers = [asyncio.ensure_future(finished(infer(request(), NO_DEADLINE)))]
+        await asyncio.sleep(0.05)  # longer than the policy's timeout
+        answers += [asyncio.ensure_future(finished(infer(request(), NO_DEADLINE)))]
+        results = await asyncio.gather(*answers, return_exceptions=True)
+    refused = any(isinstance(result, QueueFull) for result in results)
+    assert refused is (kind is CountsWaiting)
 
 
 async def test_it_recovers_at_once_and_a_failure_or_a_cancel_leaves_nothing_behind() -> None:
