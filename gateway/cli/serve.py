@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -16,12 +15,14 @@ from modelport.gateway.cli.errors import OneLineCommand
 from modelport.gateway.cli.paths import WrittenPath
 from modelport.gateway.cli.record_settings import record_shares
 from modelport.gateway.cli.serve_settings import (
+    PLATFORM_PORT,
     RATE_LIMITS,
     FiniteSeconds,
     ServedPath,
     cache_sizes,
     file_mode,
     header_pattern,
+    http_port,
     metrics_choice,
     on_vertex_ai,
     rate_limit_resources,
@@ -201,10 +202,9 @@ class ServeOptions(TypedDict, total=False):
         "Port to serve HTTP on.",
         PORT,
         option(
-            default=lambda: (
-                (on_vertex_ai() and os.environ.get("AIP_HTTP_PORT")) or DEFAULTS.http_port
-            ),
-            show_default=f"{DEFAULTS.http_port}; on Vertex AI, AIP_HTTP_PORT",
+            default=http_port,
+            show_default=f"{DEFAULTS.http_port}; on Vertex AI, AIP_HTTP_PORT or {PLATFORM_PORT}; "
+            f"on SageMaker, SAGEMAKER_BIND_TO_PORT or {PLATFORM_PORT}",
         ),
     ]
     http_max_input_size: Annotated[

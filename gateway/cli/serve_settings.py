@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from modelport.gateway.repository.signing_keys import PublicKey
 
 
+#: The port of SageMaker and Vertex AI, and variables of which SageMaker's containers have one.
+PLATFORM_PORT = 8080
+SAGEMAKER_VARIABLES = ("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "SAGEMAKER_MULTI_MODEL")
 #: Values of ``--rate-limit``.
 RATE_LIMITS = ("off", "execution_count")
 
@@ -184,6 +187,19 @@ def cache_size(configured: tuple[int, ...], deprecated: int | None) -> int:
 
 def on_vertex_ai() -> bool:
     return os.environ.get("AIP_MODE") == "PREDICTION"
+
+
+def http_port() -> int | str:
+    """The port that the platform's variables ask for, as in Triton's container; else the default.
+
+    SageMaker and Vertex AI send requests to 8080 unless they say otherwise.
+    """
+    if on_vertex_ai():
+        return os.environ.get("AIP_HTTP_PORT") or PLATFORM_PORT
+    bound = os.environ.get("SAGEMAKER_BIND_TO_PORT")
+    if bound or any(map(os.environ.get, SAGEMAKER_VARIABLES)):
+        return bound or PLATFORM_PORT
+    return Settings(model_repositories=()).http_port
 
 
 def _sagemaker_type() -> str:

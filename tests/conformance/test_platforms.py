@@ -324,6 +324,30 @@ def test_an_unknown_form_of_sagemaker_is_refused(
         settings_of(["--model-repository", str(tmp_path)])
 
 
+@pytest.mark.parametrize(
+    ("variables", "port"),
+    [
+        ({}, 8000),
+        ({"SAGEMAKER_TRITON_INFERENCE_TYPE": "infer"}, 8000),  # anybody may want this form
+        ({"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "m"}, 8080),
+        ({"SAGEMAKER_MULTI_MODEL": "false"}, 8080),
+        ({"SAGEMAKER_BIND_TO_PORT": "8009"}, 8009),
+        ({"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "m", "SAGEMAKER_BIND_TO_PORT": "8009"}, 8009),
+        (VERTEX, 8080),
+        ({**VERTEX, "AIP_HTTP_PORT": "5234"}, 5234),
+        ({"AIP_HTTP_PORT": "5234"}, 8000),
+    ],
+)
+def test_the_port_is_the_platforms_unless_one_is_given(
+    variables: dict[str, str], port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    repository = ["--model-repository", str(tmp_path)]
+    assert settings_of(repository).http_port == port
+    assert settings_of([*repository, "--http-port", "9"]).http_port == 9
+
+
 def test_an_error_on_a_path_that_a_dialect_has_too_is_vertex_s(tmp_path: Path) -> None:
     """``/predict`` is one of Text Embeddings Inference, whose errors have status 413."""
     models.fake(tmp_path, "echo", "FP32", "4")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
+from modelport.gateway.cli import serve_settings
 from tests import server
 from tests.peer_suites.sources import PinnedSource
 from tests.server import Gateway
@@ -164,11 +165,12 @@ class Bench:
     def gateway(
         self, repository: Path, *flags: str, log_file: Path | None = None
     ) -> Iterator[Gateway]:
-        """A gateway on the ports that Triton's clients and tests take for granted.
+        """A gateway on its own ports, which Triton's clients and tests take for granted.
 
         It runs Python models, as Triton does.
         """
-        ports = ("--http-port", "8000", "--grpc-port", "8001", "--metrics-port", "8002")
+        http = str(serve_settings.http_port())
+        ports = ("--http-port", http, "--grpc-port", "8001", "--metrics-port", "8002")
         with (
             mock.patch.object(server, "START_SECONDS", START_SECONDS),
             server.serving(

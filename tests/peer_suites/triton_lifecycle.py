@@ -241,12 +241,11 @@ def slow(bench: Bench, root: Path) -> None:
 def slow_to_load(bench: Bench, root: Path) -> None:
     """Two pairs of models that take ten seconds each."""
     _identity(bench, root)
-    for new in ("identity_zero_1_int32_1", "identity_zero_1_int32_2"):
-        triton_models.renamed(root, _IDENTITY, new)
-        triton_models.renamed(
-            root, _IDENTITY, new.replace("identity_zero_1_int32", "python_identity_fp32")
-        )
-    shutil.rmtree(root / _IDENTITY)
+    slow_to_initialize(10, True)(bench, root)
+    for name, prefix in ((_IDENTITY, ""), ("identity_fp32", "python_")):
+        for number in ("1", "2"):
+            triton_models.renamed(root, name, f"{prefix}{name}_{number}")
+        shutil.rmtree(root / name)
 
 
 def loading(bench: Bench, root: Path) -> None:

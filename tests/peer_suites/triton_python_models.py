@@ -228,11 +228,7 @@ def readiness(bench: Bench, root: Path) -> None:
         triton_models.renamed(root, "identity_fp32", name, append=told)
         file = "readiness_coroutine_model.py" if value == "coroutine" else "readiness_model.py"
         shutil.copy(tests / file, root / name / "1" / "model.py")
-
-
-def decoupled_readiness(bench: Bench, root: Path) -> None:
-    name = "is_ready_fn_returns_true_decoupled"
-    triton_models.copy(bench.source(SERVER) / "qa" / _READY, root, name)
+    triton_models.copy(tests, root, "is_ready_fn_returns_true_decoupled")
 
 
 def response_sender(bench: Bench, root: Path) -> None:

@@ -31,6 +31,7 @@ def _leak(
     label: str = "",
     flags: tuple[str, ...] = (),
     changed: str = "",
+    before: Callable[[Gateway], None] | None = None,
     **settings: str,
 ) -> Stage:
     """``test_infer_shm_leak.py`` asks ``model``, whose own tests run inside of it."""
@@ -40,6 +41,7 @@ def _leak(
         environment={"MODEL_NAME": model, "PYTHONPATH": "{folder}/../common"},
         settings=settings,
         changed=changed,
+        before=before,
         seconds=300,
     )
 
@@ -56,10 +58,13 @@ def _fails(folder: str, label: str, build: Build, says: str, *flags: str) -> Sta
     return _shell(folder, label, build, says, starts=False, flags=(*_LOADED, *flags))
 
 
-def _verbose(gateway: Gateway) -> None:
-    url = f"http://{gateway.http}/v2/logging"
-    with urllib.request.urlopen(url, b'{"log_verbose_level": 1}'):
-        pass
+def _posts(path: str, *bodies: bytes) -> Callable[[Gateway], None]:
+    def post(gateway: Gateway) -> None:
+        for body in bodies:
+            with urllib.request.urlopen(f"http://{gateway.http}{path}", body):
+                pass
+
+    return post
 
 
 def _kills_workers(number: int) -> Callable[[Gateway], None]:
@@ -70,6 +75,7 @@ def _kills_workers(number: int) -> Callable[[Gateway], None]:
     return kill
 
 
+_LOADS_BLS = _posts("/v2/repository/models/bls_model_loading/load", b"")
 STAGES = (
     Stage(
         *(f"{_TESTS}/python_test.py", models.main, SHARED),
@@ -99,13 +105,13 @@ STAGES = (
     _leak(
         models.bls_loading,
         "bls_model_loading",
-        flags=(*EXPLICIT, "--load-model", "bls_model_loading"),
+        flags=EXPLICIT,
+        before=_LOADS_BLS,
     ),
-    _leak(
-        models.bls_warmup,
-        "bls_model_loading",
-        "bls_model_loading with a warm-up",
-        (*EXPLICIT, "--load-model", "bls_model_loading"),
+    _shell(
+        *("bls", "bls_model_loading with a warm-up", models.bls_warmup),
+        flags=EXPLICIT,
+        before=_LOADS_BLS,
     ),
     Stage(f"{_TESTS}/bls/bls_parameters_test.py", models.python("bls_parameters")),
     Stage(
@@ -163,8 +169,17 @@ STAGES = (
     Stage(
         *(f"{_TESTS}/logging/logging_test.py", models.python("identity_fp32_logging")),
         label="verbose",
-        before=_verbose,
+        before=_posts("/v2/logging", b'{"log_verbose_level": 1}'),
         says=(*((text, 4) for text in _MESSAGES), ("Verbose Msg!", 3)),
+    ),
+    Stage(
+        *(f"{_TESTS}/logging/logging_test.py", models.python("identity_fp32_logging")),
+        label="disabled",
+        before=_posts(
+            "/v2/logging",
+            *(b'{"log_%b": false}' % word for word in (b"info", b"warning", b"error")),
+        ),
+        says=(*((text, 1) for text in _MESSAGES), ("Verbose Msg!", 0)),
     ),
     _leak(models.python("custom_metrics"), "custom_metrics"),
     Stage(
@@ -193,10 +208,9 @@ STAGES = (
     ),
     Stage(
         *(_READY, models.readiness, ("--strict-readiness", "false")),
-        select="TestUserDefinedModelReadinessFunction and not requests_decoupled",
+        select="TestUserDefinedModelReadinessFunction",
         seconds=300,
     ),
-    Stage(_READY, models.decoupled_readiness, select="requests_decoupled"),
     _leak(
         models.python(
             *("bls_request_rescheduling", "request_rescheduling_addsub", "iterative_sequence"),

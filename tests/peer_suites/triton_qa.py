@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import urllib.error
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -92,7 +93,7 @@ def _run(bench: Bench, stage: Stage, root: Path, file: Path, test: str) -> Itera
                 )
             if stage.says or file.suffix == ".sh":
                 gateway.terminate()
-    except AssertionError as error:
+    except (AssertionError, urllib.error.HTTPError) as error:
         if stage.starts:
             yield SuiteOutcome(name, SuiteVerdict.FAIL, str(error)[-1000:])
             return

@@ -156,6 +156,7 @@ def class_counts(bench: Bench, root: Path) -> None:
 def shapes(bench: Bench, root: Path) -> None:
     onnx = triton_models.generated(bench, "gen_qa_models", "--onnx")
     triton_models.copy(onnx, root, "onnx_object_int32_int32")
+    own("L0_input_validation/models")(bench, root)
     model = root / "pt_identity"
     (model / "1").mkdir(parents=True)
     script = "import torch; torch.jit.save(torch.jit.script(torch.nn.Identity()), 'model.pt')"
@@ -259,6 +260,11 @@ def add_and_subtract(**versions: str) -> Build:
             shutil.rmtree(root / name)
 
     return build
+
+
+def sagemaker(bench: Bench, root: Path) -> None:
+    add_and_subtract(sm_model="1")(bench, root)
+    generating(bench, root)
 
 
 def unpacked_archives(bench: Bench, root: Path) -> None:

@@ -90,12 +90,10 @@ def ensembles(bench: Bench, root: Path) -> None:
 
 
 def slow_simple(bench: Bench, root: Path) -> None:
-    """``simple`` takes ten seconds."""
+    """``simple`` takes fifteen seconds."""
     name = "execute_delayed_model"
     triton_models.copy(bench.source(SERVER) / "qa" / "python_models", root, name)
     (root / name).rename(root / "simple")
-    delay = 'parameters { key: "delay_seconds" value { string_value: "10" } }\n'
-    triton_models.edit(root, "simple", append=delay)
 
 
 def _pairs(bench: Bench, root: Path, wanted: Callable[[str], bool]) -> None:

@@ -86,7 +86,11 @@ _INFER = {"BACKENDS": "onnx", "ENSEMBLES": "1", "BATCH": "1", "NOBATCH": "1"}
 _SIZES = "L0_http/http_input_size_limit_test.py"
 _VALIDATION = "L0_input_validation/input_validation_test.py"
 _SHM, _NOT = "L0_shared_memory/shared_memory_test.py", "not disabled_by_default"
-_VERTEX = {"AIP_HEALTH_ROUTE": "/health", "AIP_PREDICT_ROUTE": "/predict"}
+_VERTEX = {
+    **{"AIP_MODE": "PREDICTION", "AIP_HEALTH_ROUTE": "/health", "AIP_PREDICT_ROUTE": "/predict"},
+}
+#: Of Triton's script ``serve``.
+_SAGEMAKER = ("--allow-sagemaker", "true", *EXPLICIT, "--model-namespacing", "true")
 _TRACED = tuple(
     flag
     for setting in ("triton,file=global_unittest.log", "level=TIMESTAMPS", "rate=1")
@@ -319,7 +323,10 @@ STAGES = (
             ("test_delete_custom_config", lifecycle.custom_configured(True), (*_POLL, *_CUSTOM)),
             ("test_config_override", lifecycle.overridden, EXPLICIT),
             ("test_file_override", lifecycle.files_overridden, (*EXPLICIT, *_load("onnx"))),
-            ("test_file_override_security", lifecycle.files_overridden, EXPLICIT),
+            (
+                "test_file_override_security",
+                *(lifecycle.files_overridden, (*EXPLICIT, *_load("onnx"))),
+            ),
             ("test_shutdown_dynamic", lifecycle.slow, ()),
             ("test_shutdown_ensemble", lifecycle.slow, ()),
             ("test_concurrent_model_load_speedup", lifecycle.slow_to_load, EXPLICIT),
@@ -513,11 +520,20 @@ STAGES = (
         )
         for tests, *chosen in (
             ("inf_counters_exist or missing and not inf_counters",),
-            ("inf_histograms_exist", "histogram_latencies=true"),
-            ("summaries_exist and inf and not cache", "summary_latencies=true"),
             (
-                *("inf_counters_missing", "summary_latencies=true"),
-                "counter_latencies=false",
+                "inf_counters_exist or inf_histograms_exist or summaries_missing or "
+                "cache_counters_missing",
+                "histogram_latencies=true",
+            ),
+            (
+                "inf_counters_exist or inf_summaries_exist and not with_cache or "
+                "cache_counters_missing or cache_summaries_missing",
+                "summary_latencies=true",
+            ),
+            (
+                "inf_counters_missing or inf_summaries_exist and not with_cache or "
+                "cache_counters_missing or cache_summaries_missing",
+                *("summary_latencies=true", "counter_latencies=false"),
             ),
             ("quantiles", "summary_latencies=true", f"summary_quantiles={_QUANTILES}"),
         )
@@ -529,7 +545,7 @@ STAGES = (
             *("--metrics-config", "summary_latencies=true"),
             *("--metrics-config", "counter_latencies=true"),
         ),
-        select="cache_counters_exist or cache_summaries_exist or with_cache",
+        select="cache_counters_exist or cache_summaries_exist or with_cache or inf_counters_exist",
     ),
     Stage(
         *("L0_metrics/metrics_config_test.py", schedules.one_model),
@@ -594,8 +610,8 @@ STAGES = (
     Stage("L0_http/generate_endpoint_test.py", models.generating),
     *(
         Stage(
-            *(f"L0_sagemaker/{file}.py", models.add_and_subtract(sm_model="1")),
-            ("--http-port", "8080", "--allow-sagemaker", "true"),
+            *(f"L0_sagemaker/{file}.py", models.sagemaker),
+            (*_SAGEMAKER, "--load-model", "sm_model"),
             settings={"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "sm_model"},
             seconds=600,  # 101 million chunks
         )
@@ -603,14 +619,14 @@ STAGES = (
     ),
     Stage(
         *("L0_sagemaker/sagemaker_multi_model_test.py", models.unpacked_archives),
-        ("--http-port", "8080", "--allow-sagemaker", "true", *EXPLICIT),
+        _SAGEMAKER,
         environment={"SAGEMAKER_MULTI_MODEL": "true"},
         settings={"SAGEMAKER_MULTI_MODEL": "true"},
     ),
     *(
         Stage(
-            *(f"L0_sagemaker/sagemaker_{kind}_test.py", models.generating),
-            ("--http-port", "8080", "--allow-sagemaker", "true"),
+            *(f"L0_sagemaker/sagemaker_{kind}_test.py", models.sagemaker),
+            (*_SAGEMAKER, "--load-model", "mock_llm"),
             settings={
                 "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "mock_llm",
                 "SAGEMAKER_TRITON_INFERENCE_TYPE": kind,
@@ -620,7 +636,7 @@ STAGES = (
     ),
     Stage(
         *("L0_vertex_ai/vertex_ai_test.py", models.add_and_subtract(addsub="1", subadd="3")),
-        ("--http-port", "8080", "--allow-vertex-ai", "true", "--vertex-ai-default-model", "addsub"),
+        ("--vertex-ai-default-model", "addsub"),
         environment=_VERTEX,
         settings=_VERTEX,
     ),
