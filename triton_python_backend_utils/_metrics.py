@@ -28,7 +28,7 @@ class Metric:
         if any(not _LABEL.fullmatch(name) for name, _ in self._labels):
             raise TritonModelException("Invalid label name")
         histogram = family.kind == MetricFamily.HISTOGRAM
-        if histogram and not buckets:
+        if histogram and buckets is None:
             raise TritonModelException("Failed to create metric. Missing required buckets.")
         if buckets and not histogram:
             raise TritonModelException(
@@ -38,8 +38,7 @@ class Metric:
         if any(b <= a for a, b in zip(self.buckets, self.buckets[1:], strict=False)):
             raise TritonModelException("Failed to create metric. Buckets are not in order.")
         self._value = 0.0
-        kind = "declare" if not self.buckets else f"declare {','.join(map(str, self.buckets))}"
-        self._update(kind, 0.0)
+        self._update(f"declare {','.join(map(str, self.buckets))}".rstrip(), 0.0)
 
     def increment(self, value: float) -> None:
         """Add ``value``, which for a counter is not negative."""

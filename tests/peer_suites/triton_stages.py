@@ -246,21 +246,24 @@ STAGES = (
     Stage(_CACHE, models.cached, (*EXPLICIT, *_cache_of(200)), "insertion_failure"),
     Stage("L0_batcher/queue_timeout_test.py", models.slow_queue),
     *(
-        Stage(_BATCHER, build, environment=_ONNX, alone=f"::BatcherTest::test_{tests}")
-        for build, tests in (
-            (models.batching, "static_"),
-            (models.batching, "multi_same_"),
-            (models.batching, "multi_different_"),
-            (models.batching, "multi_batch_sum_"),
-            (models.batching, "multi_batch_gt_"),
-            (models.batching_shapes, "multi_batch_different_shape"),
-            (models.batching_shapes, "multi_batch_preferred_"),
+        Stage(
+            *(_BATCHER, build, (), "not different_shape"),
+            environment=_ONNX,
+            alone=f"::BatcherTest::test_{tests}",
+        )
+        for build in (models.batching, models.batching_shapes)
+        for tests in (
+            *("static_", "multi_same_", "multi_different_", "multi_batch_sum_", "multi_batch_gt_"),
+            "multi_batch_not_",
         )
     ),
-    Stage(
-        *(_BATCHER, models.batching, (), "not different_shape"),
-        environment=_ONNX,
-        alone="::BatcherTest::test_multi_batch_not_",
+    *(
+        Stage(
+            *(_BATCHER, models.batching_shapes),
+            environment=_ONNX,
+            alone=f"::BatcherTest::test_{tests}",
+        )
+        for tests in ("multi_batch_different_shape", "multi_batch_preferred_")
     ),
     Stage(
         *(_BATCHER, models.batching_shapes, ()),

@@ -67,8 +67,8 @@ class ModelMetrics:
                 raise ValueError(labels)
             series = self._series[family, labels] = MetricSeries()
         if word == "declare":
-            if argument and not series.buckets:
-                bounds = tuple(map(float, argument.split(",")))
+            if kind is FamilyKind.HISTOGRAM and not series.counts:
+                bounds = tuple(map(float, filter(None, argument.split(","))))
                 if len(bounds) > MAX_BUCKETS:
                     raise ValueError("buckets")
                 series.buckets, series.counts = bounds, [0] * (len(bounds) + 1)

@@ -141,6 +141,25 @@ async def test_a_step_of_an_ensemble_is_diverted_unless_it_names_its_version(
     assert gateway.counts().candidate.requests == 1
 
 
+async def test_a_cached_ensemble_follows_the_rollout_of_a_step(tmp_path: Path) -> None:
+    folder = repository(tmp_path)
+    (folder / "twice" / "1").mkdir(parents=True)
+    cached = "response_cache { enable: true }\n"
+    (folder / "twice" / "config.pbtxt").write_text(ENSEMBLE + cached)
+    async with serving(folder, cache_bytes=2**20) as gateway:
+
+        async def answers() -> list[float]:
+            twice = [await infer(gateway, "twice") for _ in range(2)]
+            return [answer.json()["outputs"][0]["data"][0] for answer in twice]
+
+        assert await answers() == [4.0, 4.0]
+        gateway.apply(1.0)
+        assert await answers() == [6.0, 6.0]
+        assert gateway.counts().candidate.requests == 2
+        gateway.apply(0.0)
+        assert await answers() == [4.0, 4.0]
+
+
 async def test_copies_for_an_ensemble_leave_its_steps_alone(gateway: RolloutGateway) -> None:
     """The steps' statistics see the requests of clients, and no copies."""
     manager = gateway.server.manager

@@ -294,6 +294,7 @@ labels = {"a": "b"}
 counter = pb.MetricFamily("mine_count", "Counts", pb.MetricFamily.COUNTER).Metric(labels)
 gauge = pb.MetricFamily("mine_gauge", "Gauge", pb.MetricFamily.GAUGE).Metric(labels)
 times = pb.MetricFamily("mine_times", "Times", pb.MetricFamily.HISTOGRAM).Metric(buckets=[1, 2])
+pb.MetricFamily("mine_plain", "Plain", pb.MetricFamily.HISTOGRAM).Metric(buckets=[]).observe(3)
 for n in range(3): counter.increment(1.5)
 gauge.set(7); gauge.increment(-2)
 for n in (0.5, 1.5, 9): times.observe(n)
@@ -311,12 +312,17 @@ return [reply(1)]
     assert shown() == [
         "# HELP mine_count Counts",
         "# HELP mine_gauge Gauge",
+        "# HELP mine_plain Plain",
         "# HELP mine_times Times",
         "# TYPE mine_count counter",
         "# TYPE mine_gauge gauge",
+        "# TYPE mine_plain histogram",
         "# TYPE mine_times histogram",
         'mine_count{a="b"} 4.5',
         'mine_gauge{a="b"} 5',
+        'mine_plain_bucket{le="+Inf"} 1',
+        "mine_plain_count 1",
+        "mine_plain_sum 3",
         'mine_times_bucket{le="+Inf"} 3',
         'mine_times_bucket{le="1"} 1',
         'mine_times_bucket{le="2"} 2',
