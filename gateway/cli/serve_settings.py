@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from modelport.gateway.repository.signing_keys import PublicKey
 
 
-#: The port of SageMaker and Vertex AI, and variables of which SageMaker's containers have one.
+#: The port of SageMaker and Vertex AI; a container of SageMaker has one of the variables.
 PLATFORM_PORT = 8080
 SAGEMAKER_VARIABLES = ("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "SAGEMAKER_MULTI_MODEL")
 #: Values of ``--rate-limit``.

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modelport.gateway.errors import AlreadyExists, InvalidArgument, Unavailable
+from modelport.gateway.errors import AlreadyExists, Internal, InvalidArgument, Unavailable
 from modelport.gateway.inference.shared_memory import (
     FOLDER,
     MAX_REGIONS,
@@ -152,7 +152,7 @@ async def test_a_registration_that_fails_leaves_one_that_comes_meanwhile(
             await workers.shared[1].register("r", key, 0, SIZE)
 
     monkeypatch.setattr(_Control, "broadcast", overtaken)
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(Internal):
         await workers.shared[0].register("r", "no-such-object", 0, SIZE)
     (row,) = workers.regions[0].status()
     assert row["key"] == key

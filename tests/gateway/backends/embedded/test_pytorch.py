@@ -94,7 +94,7 @@ class Joined(nn.Module):
         return [s + s for s in a], n + 1
 
 
-class Doubled(nn.Module):
+class RepeatedStrings(nn.Module):
     def forward(self, a: list[str]) -> list[str]:
         return [s + s for s in a]
 
@@ -124,12 +124,14 @@ def test_the_strings_of_a_batch_come_back_by_rows(
 ) -> None:
     dims = 1 if extra else 2
     described = text([f"a BYTES {dims}{extra}"], [f"s BYTES {dims}{extra}"])
-    (found,) = run(load(scripted(tmp_path / "1", Doubled()), described), strings(given)).outputs
+    (found,) = run(
+        load(scripted(tmp_path / "1", RepeatedStrings()), described), strings(given)
+    ).outputs
     assert found.data.tolist() == answer
 
 
 def test_a_string_that_is_no_text_is_refused_by_name(tmp_path: Path) -> None:
-    backend = load(scripted(tmp_path / "1", Doubled()), text(["a BYTES 1"], ["s BYTES 1"]))
+    backend = load(scripted(tmp_path / "1", RepeatedStrings()), text(["a BYTES 1"], ["s BYTES 1"]))
     with pytest.raises(InvalidArgument, match="input 'a' has a string that is not UTF-8"):
         run(backend, strings([[b"\xff"]]))
 
@@ -139,12 +141,12 @@ def test_a_string_that_is_no_text_is_refused_by_name(tmp_path: Path) -> None:
     [
         (Function(torch.clone), text(["x BYTES 4"], ["y FP32 4"]), "'x' is BYTES, but forward() "),
         (
-            Doubled(),
+            RepeatedStrings(),
             text(["a FP32 4"], ["y FP32 4"]),
             "'a' is FP32, but forward() takes List[str]",
         ),
-        (Doubled(), text(["a BYTES 2,2"], ["s BYTES 4"]), "declare it with one dimension"),
-        (Doubled(), text(["a BYTES 4"], ["s FP32 4"]), "the model returns no tensor"),
+        (RepeatedStrings(), text(["a BYTES 2,2"], ["s BYTES 4"]), "declare it with one dimension"),
+        (RepeatedStrings(), text(["a BYTES 4"], ["s FP32 4"]), "the model returns no tensor"),
         (Joined(), text(["a BYTES 4", "n FP32 4"], ["s BYTES 4", "m BYTES 4"]), "no List[str]"),
     ],
 )
