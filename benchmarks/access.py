@@ -28,19 +28,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import programs, tiny_model
+from benchmarks import programs, script, tiny_model
 from benchmarks.open_loop import OpenLoopHttpClient
 from benchmarks.peers.clients import wrk_sample
 from benchmarks.peers.servers.modelport import executable
+from benchmarks.script import pinned
 from benchmarks.server_certificate import certificate
-from modelport.loadtests.system import script
-from modelport.loadtests.system.processes import (
-    HOST,
-    ServerFailed,
-    free_ports,
-    pinned,
-    running,
-)
+from modelport.loadtests.system.processes import HOST, ServerFailed, free_ports, running
 
 IN_FLIGHT = 16
 PATH = f"/v2/models/{tiny_model.NAME}/infer"

@@ -27,7 +27,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import slow_model, tiny_model
+from benchmarks import script, slow_model, tiny_model
 from benchmarks.peers import clients, http_formats, models
 from benchmarks.peers.model import PeerInput, PeerModel
 from benchmarks.peers.models import Files
@@ -35,6 +35,7 @@ from benchmarks.peers.results import PeerSample
 from benchmarks.peers.servers import modelport
 from benchmarks.peers.servers.base import PeerLaunch
 from benchmarks.perf_analyzer import Analyzer
+from benchmarks.script import pinned
 from modelport.loadtests.confidence_intervals import Interval, ratio
 from modelport.loadtests.load import payloads
 from modelport.loadtests.load.payloads import Payloads
@@ -42,8 +43,7 @@ from modelport.loadtests.load.run import measure
 from modelport.loadtests.load.samples import LoadProfile
 from modelport.loadtests.load.summary import summarise
 from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
-from modelport.loadtests.system import script
-from modelport.loadtests.system.processes import HOST, ServerFailed, free_ports, pinned, running
+from modelport.loadtests.system.processes import HOST, ServerFailed, free_ports, running
 
 LIMITS = {"p50_ms": 0.05, "p99_ms": 0.10}
 DIFFERS = "DIFFERS"

@@ -19,13 +19,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks import script
 from benchmarks.peers.servers import bentoml, litserve
 from benchmarks.peers.servers.base import INSIDE
 from benchmarks.peers.servers.modelport import executable
 from benchmarks.python_backend import LoadSample, over_http
-from modelport.loadtests.system import environments, script
+from benchmarks.script import only
+from modelport.loadtests.system import environments
 from modelport.loadtests.system.environments import ONNXRUNTIME
-from modelport.loadtests.system.processes import HOST, free_ports, only, running
+from modelport.loadtests.system.processes import HOST, free_ports, running
 
 IN_FLIGHT = 16
 #: The least ratio of modelport's rate to each other one.

@@ -29,12 +29,13 @@ from pathlib import Path
 
 from tritonclient.grpc import service_pb2 as oip
 
-from benchmarks import copy_model, programs
+from benchmarks import copy_model, programs, script
 from benchmarks.open_loop import CALL_SECONDS, OpenLoopClient
 from benchmarks.peers.servers.modelport import executable
+from benchmarks.script import only
 from modelport.loadtests.serving import pytriton
-from modelport.loadtests.system import environments, script
-from modelport.loadtests.system.processes import HOST, free_ports, only, running
+from modelport.loadtests.system import environments
+from modelport.loadtests.system.processes import HOST, free_ports, running
 
 SIZES = {"4 floats": 4, "1 MB": 262_144}
 #: Largest added latency by size, in milliseconds: p50, p99.

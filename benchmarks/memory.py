@@ -24,11 +24,11 @@ from pathlib import Path
 import grpc
 from tritonclient.grpc import service_pb2 as oip
 
-from benchmarks import programs, tiny_model
+from benchmarks import programs, script, tiny_model
 from benchmarks.open_loop import OPTIONS
 from benchmarks.peers.clients import GRPC_PATH
 from benchmarks.peers.servers.modelport import executable
-from modelport.loadtests.system import environments, script
+from modelport.loadtests.system import environments
 from modelport.loadtests.system.processes import HOST, free_ports, running
 
 #: Largest growth from the end of the warm-up to the end.

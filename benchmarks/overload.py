@@ -27,7 +27,7 @@ from pathlib import Path
 
 from tritonclient.grpc import service_pb2 as oip
 
-from benchmarks import slow_model
+from benchmarks import script, slow_model
 from benchmarks.open_loop import (
     OpenLoopClient,
     OpenLoopHttpClient,
@@ -36,7 +36,7 @@ from benchmarks.open_loop import (
 )
 from benchmarks.peers.clients import GRPC_PATH
 from benchmarks.peers.servers.modelport import executable
-from modelport.loadtests.system import environments, script
+from modelport.loadtests.system import environments
 from modelport.loadtests.system.processes import HOST, free_ports, running
 
 OVERLOAD, LOAD = 10.0, 0.8

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import programs, tiny_model
+from benchmarks import script as program
 from benchmarks.peers.servers import modelport
 from benchmarks.peers.servers.base import PeerLaunch
 from benchmarks.server_certificate import certificate
 from modelport.loadtests.system import environments
-from modelport.loadtests.system import script as program
 from modelport.loadtests.system.processes import HOST, free_ports, running, wait_ready
 
 VERSION = "2.51.0"  # the last version whose binary runs on glibc 2.36

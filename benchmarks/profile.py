@@ -14,16 +14,16 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks import cpu_sampling
+from benchmarks import cpu_sampling, script
 from benchmarks.cpu_sampling import LOOP, THREADS, Profile
 from benchmarks.peers import models, running_servers, runtime_limit
 from benchmarks.peers.clients import PeerLoad
 from benchmarks.peers.models import Files
 from benchmarks.peers.servers import ALL
 from benchmarks.peers.tables import figure, markdown
+from benchmarks.script import only
 from modelport.gateway.runtime.child_process import ChildProcess
-from modelport.loadtests.system import script
-from modelport.loadtests.system.processes import ServerFailed, only
+from modelport.loadtests.system.processes import ServerFailed
 
 COMPUTING = [name for name, model in models.ALL.items() if model.baseline == runtime_limit.NAME]
 SERVERS = [name for name in ALL if name.startswith("modelport-")]

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 from tritonclient.grpc import service_pb2 as oip
 
-from benchmarks import copy_model, programs
+from benchmarks import copy_model, programs, script
 from benchmarks.peers.servers.modelport import executable
+from benchmarks.script import only
 from modelport.loadtests.serving import pytriton
-from modelport.loadtests.system import script
-from modelport.loadtests.system.processes import HOST, free_ports, only, running
+from modelport.loadtests.system.processes import HOST, free_ports, running
 
 #: Requests in flight, floats, and the least ratio to Triton's rate; of p50, with one in flight.
 LOADS = {"4 floats": (4, (1, 16), 1.5), "1 MB": (262_144, (1, 16), 1.0)}

@@ -22,10 +22,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import script
 from benchmarks.peers import clients, http_formats, models
 from benchmarks.peers.clients import PeerClient, PeerLoad
 from benchmarks.peers.servers.modelport import executable
-from modelport.loadtests.system import script
 from modelport.loadtests.system.processes import HOST, free_ports, running
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")

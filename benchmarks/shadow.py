@@ -26,9 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import script
 from benchmarks.open_loop import OpenLoopHttpClient
 from benchmarks.peers.servers.modelport import executable
-from modelport.loadtests.system import environments, script
+from modelport.loadtests.system import environments
 from modelport.loadtests.system.processes import HOST, free_ports, running
 
 P99_RATIO, THROUGHPUT_RATIO = 1.05, 0.97

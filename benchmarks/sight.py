@@ -25,7 +25,8 @@ from benchmarks.access import (
     options,
 )
 from benchmarks.open_loop import OpenLoopHttpClient
-from modelport.loadtests.system.processes import HOST, free_ports, pinned
+from benchmarks.script import pinned
+from modelport.loadtests.system.processes import HOST, free_ports
 
 #: One of this number of requests is traced.
 TRACE_RATE = 100

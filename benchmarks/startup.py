@@ -28,9 +28,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from benchmarks import tiny_model
+from benchmarks import script, tiny_model
 from modelport.loadtests.serving import pytriton
-from modelport.loadtests.system import environments, script
+from modelport.loadtests.system import environments
 from modelport.loadtests.system.processes import HOST, ServerFailed, free_ports, running
 
 MODELS = ("first", "second", "third")

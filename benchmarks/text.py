@@ -41,9 +41,11 @@ from tokenizers import (
     trainers,
 )
 
+from benchmarks import script
 from benchmarks.peers.servers.modelport import executable
-from modelport.loadtests.system import environments, script
-from modelport.loadtests.system.processes import HOST, free_ports, only, pinned, running
+from benchmarks.script import only, pinned
+from modelport.loadtests.system import environments
+from modelport.loadtests.system.processes import HOST, free_ports, running
 
 NAME = "minilm"
 SIZES = {

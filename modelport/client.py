@@ -10,7 +10,6 @@ import re
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -218,12 +217,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     @property
@@ -440,12 +434,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from benchmarks import script
 from benchmarks.peers import (
     document_block,
     models,
@@ -37,7 +38,7 @@ from benchmarks.peers.running_servers import TROUBLE, RunningServer
 from benchmarks.peers.servers import ALL
 from benchmarks.peers.servers.base import PeerServer
 from modelport.loadtests import marked_block
-from modelport.loadtests.system import environments, script
+from modelport.loadtests.system import environments
 from modelport.loadtests.system.processes import ServerFailed
 
 PLOTS = Path("docs/benchmarks")

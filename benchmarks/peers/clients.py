@@ -26,7 +26,8 @@ from benchmarks.peers.models import Files
 from benchmarks.peers.results import PeerSample
 from benchmarks.peers.servers.base import INSIDE
 from benchmarks.perf_analyzer import Analyzer
-from modelport.loadtests.system.processes import HOST, ServerFailed, pinned
+from benchmarks.script import pinned
+from modelport.loadtests.system.processes import HOST, ServerFailed
 
 GRPC_PATH = "/inference.GRPCInferenceService/ModelInfer"
 SLACK_SECONDS = 120

@@ -15,8 +15,9 @@ from benchmarks.peers import clients, process_pausing
 from benchmarks.peers.clients import PeerClient
 from benchmarks.peers.models import Files
 from benchmarks.peers.servers.base import PeerLaunch, PeerServer
+from benchmarks.script import only
 from modelport.loadtests.system import environments
-from modelport.loadtests.system.processes import HOST, ServerFailed, free_ports, only, running
+from modelport.loadtests.system.processes import HOST, ServerFailed, free_ports, running
 
 #: Failures of a server that do not end the benchmark.
 TROUBLE = (environments.Missing, ServerFailed, clients.WrongAnswer)

@@ -9,9 +9,10 @@ from pathlib import Path
 from benchmarks.peers.model import LOOP_NAME
 from benchmarks.peers.results import PeerSample
 from benchmarks.peers.servers.base import INSIDE
+from benchmarks.script import pinned
 from modelport.loadtests.system import environments
 from modelport.loadtests.system.environments import ONNXRUNTIME
-from modelport.loadtests.system.processes import ServerFailed, pinned
+from modelport.loadtests.system.processes import ServerFailed
 
 NAME = LOOP_NAME
 ABOUT = f"{ONNXRUNTIME} in a loop, no server"

@@ -10,11 +10,11 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from modelport.gateway.backends.base import Backend
 from modelport.gateway.backends.capabilities import BoundInstance
 from modelport.gateway.errors import Decoupled
-from modelport.gateway.inference import admission, batching, cache
+from modelport.gateway.inference import admission, cache
 from modelport.gateway.inference.admission import OverloadedModels
+from modelport.gateway.inference.batching import Schedulers, dynamic_batching
 from modelport.gateway.inference.batching.sequences import SequenceScheduler
 from modelport.gateway.inference.cache import ResponseCache
 from modelport.gateway.inference.rate_limiter import LimitedModel, RateLimiter
@@ -23,7 +23,6 @@ from modelport.gateway.inference.text.text_infer import TEXT_SIGNATURE, TextInfe
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.untrusted_files import Companion
-from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import (
     Deadline,
     Infer,
@@ -75,13 +74,11 @@ class Pipeline(NamedTuple):
 def build(
     name: str,
     number: int,
-    backend: Backend,
     signatures: NamedSignatures,
-    statistics: Statistics,
     shared: SharedState,
     companion: Companion,
-    text: TextInterface | None = None,
-    limit: LimitedModel | None = None,
+    text: TextInterface | None,
+    schedulers: Schedulers,
     before: SequenceScheduler | None = None,
     removed: Sequence[BoundInstance] = (),
 ) -> Pipeline:
@@ -95,23 +92,20 @@ def build(
     Raises:
         InvalidArgument: the configuration of a stage is invalid.
     """
+    backend, statistics = schedulers.backend, schedulers.statistics
     config = backend.config
-    batching.dynamic_batching.read(config)
+    dynamic_batching.read(config)
     cache.check(name, config)
     signature = configuration.signature(config)
-    stream = batching.wrap_stream(backend, config, signature, statistics, limit)
-    stream = stream or _single(batching.alone(backend, limit))
-    sequences = batching.schedule_sequences(
-        backend, stream, statistics, companion, limit, before, removed
-    )
+    stream = schedulers.streams(signature) or _single(schedulers.alone())
+    sequences = schedulers.sequences(stream, companion, before, removed)
     if sequences is not None:
         stream = sequences.stream
     if config.model_transaction_policy.decoupled:
         return Pipeline(_refuse, stream, sequences=sequences)
-    batched = sequences or batching.wrap(backend, config, signature, statistics, limit)
+    batched = sequences or schedulers.batched(signature)
     if text is not None:
-        joined = batching.wrap(backend, config, text.tensors, statistics, limit)
-        infer = TextInfer(text, joined, name, number)
+        infer = TextInfer(text, schedulers.batched(text.tensors), name, number)
         signatures.add(TEXT_SIGNATURE, text.signature, infer)
     dispatched = signatures.before(batched)
     guarded = admission.wrap(dispatched, config, backend.execution, shared.overloaded)

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from modelport.gateway.backends.base import Backend
 from modelport.gateway.backends.capabilities import SignatureBackend
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.inference import batching
-from modelport.gateway.inference.rate_limiter import LimitedModel
+from modelport.gateway.inference.batching import Schedulers
 from modelport.gateway.inference.validation import Validator
-from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import (
     Answer,
     Deadline,
@@ -29,22 +26,15 @@ from modelport.gateway.types import (
 class NamedSignatures:
     """The named signatures of a backend; empty if it has none."""
 
-    def __init__(
-        self,
-        model_name: str,
-        backend: Backend,
-        statistics: Statistics,
-        limit: LimitedModel | None = None,
-    ) -> None:
+    def __init__(self, model_name: str, schedulers: Schedulers) -> None:
+        backend = schedulers.backend
         known: Mapping[str, ModelSignature] = {}
         self.definitions = b""
         if isinstance(backend, SignatureBackend):
             known, self.definitions = backend.signatures, backend.signature_defs
         self._model = model_name
         self._validators = {name: Validator(model_name, s) for name, s in known.items()}
-        self._infers = {
-            name: _chain(backend, signature, statistics, limit) for name, signature in known.items()
-        }
+        self._infers = {name: _chain(schedulers, signature) for name, signature in known.items()}
         self.known = known
 
     def add(self, name: str, signature: ModelSignature, infer: Infer) -> None:
@@ -78,16 +68,14 @@ class NamedSignatures:
         return dispatch
 
 
-def _chain(
-    backend: Backend, signature: ModelSignature, statistics: Statistics, limit: LimitedModel | None
-) -> Infer:
+def _chain(schedulers: Schedulers, signature: ModelSignature) -> Infer:
     """A batcher for requests with the declared shapes; other requests run alone."""
-    alone = batching.alone(backend, limit)
+    alone = schedulers.alone()
     if not signature.max_batch_size:
         return alone
-    batched = batching.wrap(backend, backend.config, signature, statistics, limit)
-    if batched is backend:
-        return backend
+    batched = schedulers.batched(signature)
+    if batched is schedulers.backend:
+        return batched
     usual = UsualShapes(signature)
 
     def infer(request: InferRequest, deadline: Deadline) -> Answer:

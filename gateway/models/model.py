@@ -27,6 +27,7 @@ from modelport.gateway.backends.pipeline.pipeline_file import step_models
 from modelport.gateway.errors import InvalidArgument, Unavailable
 from modelport.gateway.inference import pipeline
 from modelport.gateway.inference.admission.fair_queue import FairQueue
+from modelport.gateway.inference.batching import Schedulers
 from modelport.gateway.inference.signatures import NamedSignatures
 from modelport.gateway.inference.text.text_infer import (
     TEXT_SIGNATURE,
@@ -94,21 +95,20 @@ class ServedVersion:
         if text is not None:
             self.texts = TextInfer(text, backend, self.name, number)
             self.validator.max_bytes = None  # texts may be longer than the largest tensors
+        self._shared = shared
+        schedulers = Schedulers(backend, statistics, shared.limit(backend.config))
         #: Named signatures of the artifact itself, besides the one that the configuration declares.
-        self._shared, limit = shared, shared.limit(backend.config)
-        self.signatures = NamedSignatures(entry.name, backend, statistics, limit)
+        self.signatures = NamedSignatures(entry.name, schedulers)
         #: Class labels of the configuration by output; ``labels_of`` has the backend's too.
         self.labels = _labels(entry, backend.config)
         self.statistics = statistics
         self.decoupled = bool(self.config.model_transaction_policy.decoupled)
         self._build = partial(
-            pipeline.build,
-            *(self.name, number, backend, self.signatures, statistics, shared, entry.companion),
-            text,
+            pipeline.build, self.name, number, self.signatures, shared, entry.companion, text
         )
         #: The turns of callers; requests of the gateway itself take none.
         self.turns = FairQueue()
-        self._compose(self._build(limit=limit))
+        self._compose(self._build(schedulers))
         #: The backend's, if it has one.
         self.in_background: Callable[[BackgroundWork], None] | None = None
         if isinstance(backend, BackgroundBackend):
@@ -145,10 +145,10 @@ class ServedVersion:
         wanted = copy.deepcopy(self.config)
         del wanted.instance_group[:]
         wanted.instance_group.extend(config.instance_group)
-        limit = self._shared.limit(wanted)
+        schedulers = Schedulers(self.backend, self.statistics, self._shared.limit(wanted))
         removed = await self.backend.scale(wanted)
         self.config = wanted
-        self._compose(self._build(limit=limit, before=self._sequences, removed=removed))
+        self._compose(self._build(schedulers, self._sequences, removed))
         if removed and self._sequences is None:
             ends = [bound.retire() for bound in removed if bound.retire]
             await asyncio.wait(ends, timeout=RETIRE_SECONDS)

@@ -12,7 +12,6 @@ import math
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import TypeVar
 
 from modelport.gateway.errors import TimedOut
@@ -139,18 +138,13 @@ class TimeLimit:
             self.expired = True
             self._task.cancel()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self.expired:
             # The task may have been cancelled from outside as well: then that takes precedence.
             only_this = self._task.uncancel() <= self._cancelling
-            if only_this and kind is asyncio.CancelledError:
+            if only_this and type(error) is asyncio.CancelledError:
                 raise TimeoutError from error
 
 

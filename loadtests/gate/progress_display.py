@@ -4,7 +4,6 @@ seconds."""
 from __future__ import annotations
 
 import contextlib
-from types import TracebackType
 
 import numpy as np
 from rich.console import Console
@@ -20,7 +19,7 @@ class GateProgress:
     """A context manager that shows the progress of one gate."""
 
     def __init__(self, asked: GateRequest, console: Console) -> None:
-        self._most = asked.slo.duration.max_seconds
+        most = asked.slo.duration.max_seconds
         self._console = console
         self._found = ""
         self._looked: tuple[object, ...] = ()
@@ -28,29 +27,23 @@ class GateProgress:
             TextColumn("[bold]gate[/bold]"),
             BarColumn(),
             TimeElapsedColumn(),
-            TextColumn(f"of {duration(self._most)} at most"),
+            TextColumn(f"of {duration(most)} at most"),
             TextColumn("{task.description}"),
             console=console,
             transient=True,
             disable=not console.is_terminal,
         )
-        self._stack = contextlib.ExitStack()
         self._heartbeat: Heartbeat | None = None
-        self._task: TaskID = self._progress.add_task("", total=self._most)
+        self._task: TaskID = self._progress.add_task("", total=most)
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> GateProgress:
-        self._progress.start()
+        self._stack.enter_context(self._progress)
         if not self._console.is_terminal:
             self._heartbeat = self._stack.enter_context(heartbeat())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._progress.stop()
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def say(self, text: str) -> None:

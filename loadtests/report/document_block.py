@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from modelport.loadtests.report import (
     svg,
     text_escaping,
 )
-from modelport.loadtests.system import script
 from modelport.loadtests.system.environments import Missing
 
 BLOCK, PLOTS = "compare", Path("docs/benchmarks")
@@ -112,4 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    script.run(main)
+    try:
+        sys.exit(main())
+    except Missing as error:
+        sys.exit(str(error))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -48,27 +48,21 @@ class AnswerCheck:
         Raises:
             Unanswered: there is no answer, or an error.
         """
-        request = self._dialect.prepare(self._target, self._payloads, number)
-        body, json_size = self._client.ask(request)
-        return self._checker.problem(number, body, json_size)
+        return self._checker.problem(number, *self._answer(number))
 
     def wrong(self, number: int) -> str | None:
         """Like ``problem``, with the request, the wrong value and the expected one."""
-        body, json_size = self._client.ask(
-            self._dialect.prepare(self._target, self._payloads, number)
-        )
+        body, json_size = self._answer(number)
         if self._checker.problem(number, body, json_size) is None:
             return None
         told = self._checker.explained(number, body, json_size)
         return f"request {number + 1} ({shown(self._payloads.requests[number])}): {told}"
 
+    def _answer(self, number: int) -> tuple[Any, int | None]:
+        return self._client.ask(self._dialect.prepare(self._target, self._payloads, number))
+
     def __enter__(self) -> AnswerCheck:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._client.close()

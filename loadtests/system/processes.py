@@ -83,17 +83,6 @@ def tail(log: Path | None, length: int = 3000) -> str:
     return "" if log is None else log.read_text(errors="replace")[-length:]
 
 
-def pinned(core: int | None) -> None:
-    """Pin the calling process and its children to one core."""
-    if core is not None:
-        os.sched_setaffinity(0, {core})
-
-
-def only(core: int | None) -> tuple[int, ...]:
-    """The argument ``cores`` for one core; None: all."""
-    return () if core is None else (core,)
-
-
 @contextlib.contextmanager
 def _guarded(process: ChildProcess) -> Iterator[None]:
     """Make sure that the process' group does not outlive this process, even after ``kill -9``.

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from modelport.loadtests.system import script
+from benchmarks import script
 
 ROOT = Path(__file__).parents[2]
 #: Serves until it is told to end, and says so.
 SERVES = """
 import sys, time
 from pathlib import Path
-from modelport.loadtests.system import processes, script
+from benchmarks import script
+from modelport.loadtests.system import processes
 
 def main():
     (port,) = processes.free_ports(1)

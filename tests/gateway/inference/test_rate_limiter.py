@@ -21,6 +21,7 @@ from modelport.gateway.backends.base import Execution
 from modelport.gateway.cli.serve import settings_of
 from modelport.gateway.errors import InvalidArgument, ModelportError, QueueFull, TimedOut
 from modelport.gateway.inference import pipeline, rate_limiter
+from modelport.gateway.inference.batching import Schedulers
 from modelport.gateway.inference.rate_limiter import ExplicitResources, LimitedModel, RateLimiter
 from modelport.gateway.inference.signatures import NamedSignatures
 from modelport.gateway.repository import config
@@ -313,12 +314,10 @@ async def most_present(way: str, limiter: RateLimiter | None, interruptible: boo
     """The executions that were present together while requests came, and some callers left."""
     kind, text, asked = WAYS[way]
     made = parsed(text + group("a:2", count=3))
-    backend, statistics, limit = kind(made, interruptible), Statistics(), None
-    if limiter is not None:
-        limit = limiter.limit(made)
-    named = NamedSignatures("m", backend, statistics, limit)
-    shared = pipeline.SharedState(rate_limiter=limiter)
-    built = pipeline.build("m", 1, backend, named, statistics, shared, Path, limit=limit)
+    backend, shared = kind(made, interruptible), pipeline.SharedState(rate_limiter=limiter)
+    schedulers = Schedulers(backend, Statistics(), shared.limit(made))
+    named = NamedSignatures("m", schedulers)
+    built = pipeline.build("m", 1, named, shared, Path, None, schedulers)
 
     async def ask(index: int) -> None:
         data = np.zeros((asked.get("rows", 1), 1), np.float32)

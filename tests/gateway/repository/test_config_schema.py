@@ -19,7 +19,7 @@ from modelport.gateway.backends.fake import FakeBackend
 from modelport.gateway.backends.pipeline.ensemble_check import check as check_ensemble
 from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.inference import image_decoding, pipeline
-from modelport.gateway.inference.batching import dynamic_batching, sequence_batching
+from modelport.gateway.inference.batching import Schedulers, dynamic_batching, sequence_batching
 from modelport.gateway.inference.batching.sequence_tensors import SequenceTensors
 from modelport.gateway.inference.cache import ResponseCache
 from modelport.gateway.inference.rate_limiter import RateLimiter
@@ -305,10 +305,10 @@ def ensemble(text: str, folder: Path) -> Any:
 
 def entry_points(text: str, folder: Path) -> Any:
     backend = FakeBackend(artifact(X + text))
-    statistics = Statistics()
-    named = NamedSignatures("m", backend, statistics)
+    schedulers = Schedulers(backend, Statistics())
+    named = NamedSignatures("m", schedulers)
     shared = pipeline.SharedState(ResponseCache(1 << 20))
-    built = pipeline.build("m", 1, backend, named, statistics, shared, Path)
+    built = pipeline.build("m", 1, named, shared, Path, None, schedulers)
     return type(built.infer), getattr(built.infer, "__name__", "")
 
 

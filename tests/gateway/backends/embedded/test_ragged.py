@@ -13,7 +13,7 @@ import pytest
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.embedded import onnxruntime, ragged
 from modelport.gateway.errors import Internal, InvalidArgument
-from modelport.gateway.inference import batching
+from modelport.gateway.inference.batching import Schedulers
 from modelport.gateway.repository import config
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import NO_DEADLINE, Datatype, InferRequest, InferResponse, Tensor
@@ -75,7 +75,7 @@ def asked(values: Any, *outputs: str) -> InferRequest:
 async def answers(folder: Path, sizes: Any) -> list[InferResponse]:
     backend = loaded(folder)
     statistics = Statistics()
-    infer = batching.wrap(backend, backend.config, config.signature(backend.config), statistics)
+    infer = Schedulers(backend, statistics).batched(config.signature(backend.config))
     requests = [asked(range(1, size + 1)) for size in sizes]
     replies = [awaited(infer(each, NO_DEADLINE)) for each in requests]
     found = await asyncio.gather(*replies)

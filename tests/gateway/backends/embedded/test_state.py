@@ -28,7 +28,7 @@ from modelport.gateway.backends.embedded import (
     openvino as openvino_backend,
 )
 from modelport.gateway.errors import Internal, Unsupported
-from modelport.gateway.inference import batching
+from modelport.gateway.inference.batching import Schedulers
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.artifact_checks import saved_model_guard, tflite_guard
 from modelport.gateway.telemetry import Statistics
@@ -396,7 +396,7 @@ async def test_requests_do_not_meet_in_the_state_of_a_batch(joins: bool, tmp_pat
     assert not backend.execution.joins
     backend.execution = backend.execution._replace(joins=joins)
     signature = configuration.signature(backend.config)
-    infer = batching.wrap(backend, backend.config, signature, Statistics())
+    infer = Schedulers(backend, Statistics()).batched(signature)
     requests = [InferRequest("m", [fp32(data)]) for data in (A, B, A, B)]
     found = await asyncio.gather(*(finished(infer(each, NO_DEADLINE)) for each in requests))
     values = [response.outputs[0].data[0, 0] for response in found]

@@ -11,7 +11,7 @@ import numpy as np
 
 from modelport.gateway.backends.base import Execution
 from modelport.gateway.errors import Internal
-from modelport.gateway.inference import batching
+from modelport.gateway.inference.batching import Schedulers
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import (
@@ -137,7 +137,7 @@ def make(
     how = Execution(**{"batches": False, "parameters": False, **execution})
     made, statistics = model(completed, how), Statistics()
     signature = configuration.signature(completed)
-    return batching.wrap(made, completed, signature, statistics), made, statistics
+    return Schedulers(made, statistics).batched(signature), made, statistics
 
 
 def request(

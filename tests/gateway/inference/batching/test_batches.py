@@ -12,7 +12,7 @@ import pytest
 
 from modelport.gateway.backends.base import Execution
 from modelport.gateway.errors import Internal, Unavailable
-from modelport.gateway.inference import batching
+from modelport.gateway.inference.batching import Schedulers
 from modelport.gateway.inference.batching.dynamic_batching import BatchingSettings
 from modelport.gateway.inference.batching.dynamic_batching import read as read_settings
 from modelport.gateway.inference.batching.joining import Joiner
@@ -357,7 +357,7 @@ class EarlyResponses:
 async def test_an_execution_that_ends_after_its_responses_is_counted() -> None:
     backend, statistics = EarlyResponses(), Statistics()
     signature = configuration.signature(backend.config)
-    stream = batching.wrap_stream(backend, backend.config, signature, statistics)  # type: ignore[arg-type]
+    stream = Schedulers(backend, statistics).streams(signature)  # type: ignore[arg-type]
     assert stream is not None
 
     assert len([each async for each in stream(request(1), NO_DEADLINE)]) == 1

@@ -20,8 +20,7 @@ from modelport.gateway.errors import (
     TimedOut,
     Unavailable,
 )
-from modelport.gateway.inference import batching
-from modelport.gateway.inference.batching import sequences
+from modelport.gateway.inference.batching import Schedulers, sequences
 from modelport.gateway.inference.batching.sequence_tensors import SequenceTensors
 from modelport.gateway.inference.batching.sequences import SequenceScheduler
 from modelport.gateway.inference.batching.slots import OldestSlots
@@ -85,7 +84,7 @@ def served(text: str) -> tuple[SequenceScheduler, Sums, EmbeddedBackend]:
     made = config.complete(config.parse(f'name: "m" {TENSORS} {text}'), "m")
     session = Sums()
     backend = EmbeddedBackend(Artifact("m", 1, Path(), made, 1), session, made)
-    scheduler = batching.schedule_sequences(backend, backend, Statistics(), Path)  # type: ignore[arg-type]
+    scheduler = Schedulers(backend, Statistics()).sequences(backend, Path)  # type: ignore[arg-type]
     assert scheduler is not None
     return scheduler, session, backend
 

@@ -1,4 +1,4 @@
-"""Shared parts of the benchmark scripts: argument types, and clean termination."""
+"""Shared parts of the benchmark scripts: argument types, cores, and clean termination."""
 
 from __future__ import annotations
 
@@ -35,6 +35,17 @@ def core(text: str) -> int:
     if number not in cores:
         raise argparse.ArgumentTypeError(f"there is no core {number}; there are {cores}")
     return number
+
+
+def pinned(core: int | None) -> None:
+    """Pin the calling process and its children to one core."""
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+
+
+def only(core: int | None) -> tuple[int, ...]:
+    """The argument ``cores`` for one core; None: all."""
+    return () if core is None else (core,)
 
 
 def run(main: Callable[[], int]) -> NoReturn:
