@@ -603,8 +603,15 @@ STAGES = (
         )
     ),
     Stage("L0_metrics/metrics_queue_size_test.py", schedules.pending),
-    Stage(_SHM, schedules.slow_simple, SHARED, "Unregister and http", "", _TYPE_HTTP, alone="::"),
-    Stage(_SHM, schedules.slow_simple, SHARED, "Unregister and grpc", "", _TYPE_GRPC, alone="::"),
+    *(
+        Stage(
+            *(_SHM, schedules.slow_simple, SHARED, f"Unregister and {kind['CLIENT_TYPE']}"),
+            environment=kind,
+            alone="::",
+            seconds=180,
+        )
+        for kind in (_TYPE_HTTP, _TYPE_GRPC)
+    ),
     Stage(
         *("L0_http/http_request_many_chunks.py", models.simple),
         (*SHARED, "--log-verbose", "1", *EXPLICIT, "--load-model", "simple"),
