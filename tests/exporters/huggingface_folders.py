@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from modelport.exporters.runtime import torchvision_operators
 from modelport.exporters.runtime.output_capture import quiet
+from modelport.exporters.sources import SourceRequest
+from modelport.exporters.sources.reader_selection import load
+from modelport.gateway.errors import ModelportError
 
 #: Named classes, so that they are labels.
 LABELS = {"id2label": {0: "a", 1: "b", 2: "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
@@ -321,3 +325,11 @@ def write(name: str, place: Path) -> Path:
                 parameter.add_(torch.randn(parameter.shape) * 0.05)
         model.save_pretrained(place / name)
     return place / name
+
+
+def refusal(folder: Path, **request: Any) -> ModelportError:
+    """The error that reading ``folder`` ends with."""
+    with pytest.raises(ModelportError) as caught:
+        load(SourceRequest(folder, **request))
+    assert "\n" not in str(caught.value)
+    return caught.value

@@ -28,23 +28,13 @@ from modelport.gateway.cli.errors import Failure
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.repository import config, manifest
 from modelport.gateway.repository.manifest import sha256_of
+from tests.commands import failed
 
 Invoke = Callable[..., Result]
 Python = Callable[..., subprocess.CompletedProcess[str]]
 Snapshot = Callable[[Path], dict[str, str]]
 
 EXPORT = formats_onnx.export
-
-
-def failed(result: Any, code: int) -> str:
-    """The one line that ``result`` failed with."""
-    status = result.exit_code if isinstance(result, Result) else result.returncode
-    assert status == code, result.stderr
-    lines = result.stderr.strip().splitlines()
-    assert len(lines) == 1, result.stderr
-    assert lines[0].startswith("modelport: error: ")
-    assert "Traceback" not in result.stdout + result.stderr
-    return str(lines[0])
 
 
 def export_one_weight_wrong(source: Source, *rest: Any) -> None:

@@ -19,6 +19,7 @@ from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.repository import config, manifest
+from tests.commands import failed
 
 FRAUD_KWARGS: dict[str, Any] = {
     "vocab_size": 32,
@@ -48,13 +49,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(checkpoint: Path, repository: Path, *arguments: str) -> Result:
     fixed = ["--model", "fraud", "--repository", str(repository), "--samples", "60"]
     return CliRunner().invoke(export, [str(checkpoint), *fixed, *arguments])
-
-
-def failed(result: Result, code: int) -> str:
-    assert result.exit_code == code, result.stderr or result.stdout
-    lines = result.stderr.splitlines()
-    assert len(lines) == 1
-    return lines[0]
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from modelport.exporters.sources import SourceRequest, huggingface
 from modelport.exporters.sources.reader_selection import load
 from modelport.gateway.cli.errors import exit_code
 from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported, UsageError
+from tests.exporters.huggingface_folders import refusal
 from tests.pickle_bomb import PickleBomb
 
 VERSION_4 = "vit.encoder.layer.1.attention.attention.query.weight"
@@ -87,13 +88,6 @@ def edit_weights(folder: Path, change: Callable[[dict[str, Tensor]], object]) ->
     state = load_file(path)
     change(state)
     save_file(state, path)
-
-
-def refusal(folder: Path, **request: Any) -> ModelportError:
-    with pytest.raises(ModelportError) as caught:
-        load(SourceRequest(folder, **request))
-    assert "\n" not in str(caught.value)
-    return caught.value
 
 
 def test_the_keys_that_transformers_5_writes_are_those_of_version_4(

@@ -29,7 +29,7 @@ from modelport.exporters.sources.reader_selection import load
 from modelport.gateway.cli.errors import exit_code
 from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported, UsageError
 from modelport.gateway.types import Array
-from tests.exporters.huggingface_folders import FAMILIES, write
+from tests.exporters.huggingface_folders import FAMILIES, refusal, write
 from tests.thorough import sampled
 
 #: Families that every run of the suite proves, and more of them that the thorough suite does;
@@ -134,13 +134,6 @@ def test_masks_are_padded_on_the_tokenizers_side(bert: Path) -> None:
     assert [mask.padding for mask in load(SourceRequest(bert)).spec.masks] == ["right"]
     (bert / "tokenizer_config.json").write_text(json.dumps({"padding_side": "left"}))
     assert [mask.padding for mask in load(SourceRequest(bert)).spec.masks] == ["left"]
-
-
-def refusal(folder: Path, **request: Any) -> ModelportError:
-    with pytest.raises(ModelportError) as caught:
-        load(SourceRequest(folder, **request))
-    assert "\n" not in str(caught.value)
-    return caught.value
 
 
 def edit(folder: Path, **entries: Any) -> None:

@@ -23,6 +23,7 @@ from modelport.exporters.proof.evaluation import HeldOut
 from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.exporters.tolerance import Bounds
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
+from tests.commands import failed
 from tests.pickle_bomb import PickleBomb
 from tests.thorough import thorough
 
@@ -33,13 +34,6 @@ def certificate(tmp_path: Path, name: str = "fraud", version: int = 1) -> dict[s
     path = tmp_path / "repository" / name / str(version) / "certificate.json"
     content: dict[str, Any] = json.loads(path.read_text())
     return content
-
-
-def failed(result: Result, code: int) -> str:
-    assert result.exit_code == code, result.stderr or result.stdout
-    lines = result.stderr.splitlines()
-    assert len(lines) == 1
-    return lines[0]
 
 
 def spoiling(change: Callable[[Any], Any]) -> Callable[[Path, Path, bool, bool], None]:

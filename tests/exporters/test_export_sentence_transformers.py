@@ -21,7 +21,7 @@ from modelport.exporters.sources.huggingface import companions
 from modelport.exporters.sources.reader_selection import load
 from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported, UsageError
 from modelport.gateway.types import Array
-from tests.exporters.huggingface_folders import write
+from tests.exporters.huggingface_folders import refusal, write
 
 KINDS = "sentence_transformers.models."
 MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 0, 0, 0, 0]], np.int64)
@@ -127,13 +127,6 @@ def test_the_longest_text_is_the_librarys(folder: Path) -> None:
     assert load(SourceRequest(folder)).signature.axes["sequence"].maximum == 24
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 9}))
     assert load(SourceRequest(folder)).signature.axes["sequence"].maximum == 9
-
-
-def refusal(folder: Path, **request: Any) -> ModelportError:
-    with pytest.raises(ModelportError) as caught:
-        load(SourceRequest(folder, **request))
-    assert "\n" not in str(caught.value)
-    return caught.value
 
 
 @pytest.mark.parametrize(

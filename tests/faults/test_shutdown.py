@@ -9,7 +9,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,6 +35,7 @@ from tests.faults.traffic import (
     flowing,
     infer_message,
 )
+from tests.gateway.server.workers.processes import bindable
 from tests.polling import eventually
 from tests.server import Gateway, serving
 from tests.thorough import sampled, thorough
@@ -68,17 +68,6 @@ def processes(marker: Path) -> list[str]:
             if str(marker) in command:
                 found.append(f"{folder.name}: {command}")
     return found
-
-
-def bindable(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-            probe.listen()
-        except OSError:
-            return False
-        return True
 
 
 # -- under load -----------------------------------------------------------------------------------
