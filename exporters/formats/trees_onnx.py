@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from modelport.exporters.formats import onnx_opsets
+from modelport.exporters.formats import onnx_opsets, scikit_learn_onnx
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.runtime.output_capture import quiet
@@ -18,10 +17,10 @@ from modelport.exporters.sources.trees.fitted_model import (
     FEATURES,
     PREDICTION,
     PROBABILITIES,
+    SCORES,
     FittedModel,
 )
 from modelport.gateway.errors import Unsupported, first_line
-from modelport.gateway.types import Datatype
 
 #: Libraries whose probabilities are means of many trees, which rounding takes above 1; those of the
 #: others come from a sigmoid or a softmax.
@@ -43,8 +42,6 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
     try:
         with quiet():
             model = _convert(fitted)
-            if fitted.framework is Framework.SCIKIT_LEARN:
-                _send_missing(model, fitted)
             _tighten(model, fitted)
             _name(model, fitted)
             onnx.checker.check_model(model)
@@ -61,32 +58,9 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
 
 
 def _convert(fitted: FittedModel) -> onnx.ModelProto:
-    opsets = {"": onnx_opsets.TREES, "ai.onnx.ml": onnx_opsets.TREES_ML}
     model: onnx.ModelProto
     if fitted.framework is Framework.SCIKIT_LEARN:
-        import skl2onnx
-        from skl2onnx.common import data_types
-
-        kinds = {
-            Datatype.FP32: data_types.FloatTensorType,
-            Datatype.BYTES: data_types.StringTensorType,
-        }
-        types = [(spec.name, kinds[spec.datatype]([None, *spec.dims])) for spec in fitted.inputs]
-        last = {id(_last(fitted.model)): {"raw_scores": True}} if fitted.scores else {}
-        whole = {id(fitted.model): {"zipmap": False}} if hasattr(fitted.model, "classes_") else {}
-        both = {key: {**whole.get(key, {}), **last.get(key, {})} for key in {**whole, **last}}
-        for options in (both, last, whole):
-            with contextlib.suppress(NameError):  # not every classifier has each of the options
-                model = skl2onnx.convert_sklearn(
-                    fitted.model, initial_types=types, options=options, target_opset=opsets
-                )
-                break
-        for node in model.graph.node:
-            if node.op_type == "StringNormalizer":  # few machines have the default, en_US
-                kept = [each for each in node.attribute if each.name != "locale"]
-                del node.attribute[:]
-                node.attribute.extend((*kept, onnx.helper.make_attribute("locale", "C.UTF-8")))
-        return model
+        return scikit_learn_onnx.convert(fitted)
     import onnxmltools
     from onnxmltools.convert.common import data_types
 
@@ -96,45 +70,6 @@ def _convert(fitted: FittedModel) -> onnx.ModelProto:
     else:
         model = onnxmltools.convert_lightgbm(fitted.model, initial_types=types, zipmap=False)
     return model
-
-
-def _last(estimator: Any) -> Any:
-    """The last step of a pipeline, which decides."""
-    while hasattr(estimator, "steps"):
-        estimator = estimator.steps[-1][1]
-    return estimator
-
-
-def _send_missing(model: onnx.ModelProto, fitted: FittedModel) -> None:
-    """Have NaN take the branch that it takes in scikit-learn; skl2onnx sends it to the right."""
-    from modelport.exporters.sources.trees.scikit_learn import trees_of
-
-    trees = [(*_splits(x), x.missing_go_to_left) for x in trees_of(fitted.model)]
-    for node in model.graph.node:
-        if not node.op_type.startswith("TreeEnsemble"):
-            continue
-        fields = {attribute.name: attribute for attribute in node.attribute}
-        numbers = np.array(fields["nodes_treeids"].ints)
-        named = ("nodes_truenodeids", "nodes_falsenodeids", "nodes_featureids")
-        columns = np.array([fields[name].ints for name in named])
-        values = np.array(fields["nodes_values"].floats)
-        missing = np.array(fields["nodes_missing_value_tracks_true"].ints)
-        for number in np.unique(numbers):
-            rows = numbers == number
-            for structure, thresholds, left in trees:
-                if np.array_equal(structure, columns[:, rows]) and np.allclose(
-                    thresholds, values[rows], rtol=1e-6
-                ):
-                    missing[rows] = left
-                    break
-        fields["nodes_missing_value_tracks_true"].ints[:] = missing.tolist()
-
-
-def _splits(tree: Any) -> tuple[Any, Any]:
-    """Branches and features of each node, and its threshold, as skl2onnx writes them."""
-    inner = tree.children_left >= 0
-    structure = np.array([tree.children_left, tree.children_right, tree.feature])
-    return np.where(inner, structure, 0), np.where(inner, tree.threshold, 0)
 
 
 def _tighten(model: onnx.ModelProto, fitted: FittedModel) -> None:
@@ -182,7 +117,7 @@ def _name(model: onnx.ModelProto, fitted: FittedModel) -> None:
         graph.initializer.extend(
             onnx.numpy_helper.from_array(np.array(v, np.float32), n) for n, v in bounds.items()
         )
-    elif fitted.scores and fitted.outputs == 1:
+    elif fitted.output == SCORES and fitted.outputs == 1:
         new = "both"
         last = onnx.numpy_helper.from_array(np.array([-1]), "last")
         graph.initializer.append(last)  # of two classes, the second's score; some have only that

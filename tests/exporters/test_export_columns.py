@@ -23,7 +23,7 @@ from modelport.exporters.formats import trees_onnx
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.onnx_session import OnnxParitySession
 from modelport.exporters.sources import SourceRequest, trees
-from modelport.exporters.sources.trees import scikit_learn
+from modelport.exporters.sources.trees import skops_file
 from modelport.gateway.types import Datatype, Tensor
 from tests.exporters.test_export_trees import FEATURES, Y, dump, invoke
 from tests.gateway.backends.embedded.runtimes import fp32, load, run
@@ -99,17 +99,20 @@ def test_parts_of_scikit_learn_written_in_python_are_trusted_and_others_are_not(
     for name in (
         "sklearn.gaussian_process.kernels.RBF",
         "sklearn.feature_selection._univariate_selection.f_classif",
-    ):
-        assert scikit_learn._is_plain_class(name), name
-    for name in (
         "sklearn.neighbors._kd_tree.KDTree",
+        "numpy.number",
+    ):
+        assert skops_file._is_plain(name), name
+    for name in (
+        "numpy.load",
+        "sklearn.neighbors._classification.KNeighborsClassifier.predict",
         "sklearn.datasets._base.load_files",
         "sklearn.utils._bunch.Bunch",
         "sklearn.gaussian_process.kernels.os",
         "sklearn.feature_selection._univariate_selection.safe_mask",
         "os.system",
     ):
-        assert not scikit_learn._is_plain_class(name), name
+        assert not skops_file._is_plain(name), name
 
 
 #: Classifiers without probabilities; converters write one or two scores for two classes.

@@ -16,7 +16,12 @@ from modelport.exporters.loaded_model import Origin, Source
 from modelport.exporters.model_spec import Decision, ModelSpec
 from modelport.exporters.sources import SourceRequest
 from modelport.exporters.sources.trees.columns import table
-from modelport.exporters.sources.trees.fitted_model import FEATURES, PREDICTION, FittedModel
+from modelport.exporters.sources.trees.fitted_model import (
+    FEATURES,
+    PROBABILITIES,
+    SCORES,
+    FittedModel,
+)
 from modelport.gateway.errors import UsageError
 from modelport.gateway.repository.artifact_checks import trial_load
 from modelport.gateway.repository.manifest import sha256_of
@@ -38,8 +43,8 @@ def load(request: SourceRequest) -> Source:
     path = request.checkpoint
     if request.model is not None or request.model_kwargs:
         raise UsageError(f"'{path}' holds its own model; omit --model and --model-kwargs")
-    if path.suffix.lower() != SKOPS:  # native code reads the others, and may end the process
-        trial_load.run(f"{__name__}:try_load", path)
+    if _needs_trial(path):  # native code reads it, and may end the process
+        trial_load.run(f"{__name__}:read", path)
     fitted = read(path)
     signature = ModelSignature(
         fitted.inputs,
@@ -70,14 +75,16 @@ def load(request: SourceRequest) -> Source:
     )
 
 
-def try_load(path: Path) -> None:
-    """Read a model and run it once."""
-    fitted = read(path)
-    fitted.predict(np.zeros((1, fitted.features), np.float32))
+def _needs_trial(path: Path) -> bool:
+    if path.suffix.lower() != SKOPS:
+        return True
+    from modelport.exporters.sources.trees import skops_file
+
+    return skops_file.holds_booster(path)
 
 
 def read(path: Path) -> FittedModel:
-    """Read the model in ``path``; errors as in ``load``."""
+    """Read the model in ``path`` and run it once; errors as in ``load``."""
     suffix = path.suffix.lower()
     if suffix == SKOPS:
         from modelport.exporters.sources.trees import scikit_learn
@@ -94,7 +101,7 @@ def read(path: Path) -> FittedModel:
 
 def _decision(fitted: FittedModel) -> Decision | None:
     """The largest column; of two classes, a score above 0 is the second."""
-    if fitted.output == PREDICTION:
+    if fitted.output not in (PROBABILITIES, SCORES):
         return None
     return Decision(fitted.output, threshold=0.0 if fitted.outputs == 1 else None)
 
@@ -128,7 +135,7 @@ def _sampler(
             return {column.name: column.draw(batch or 1, rng) for column in fitted.columns}
         shape = (batch or 1, fitted.features)
         drawn = (fitted.centre + fitted.spread * rng.standard_normal(shape)).astype(np.float32)
-        for feature, splits in fitted.splits.items():
+        for feature, splits in fitted.splits.items() if fitted.direct else ():
             at = rng.choice(splits, len(drawn)).astype(np.float32)
             towards = rng.choice(np.array([-np.inf, np.nan, np.inf], np.float32), len(drawn))
             beside = np.where(np.isnan(towards), at, np.nextafter(at, towards))

@@ -13,8 +13,14 @@ from modelport.gateway.types import Array, Datatype, TensorSpec
 #: A text and a category that no training has seen, and their shares of random values.
 UNKNOWN, SHARE = "Öl 7 unseen", 0.1
 WORDS = 8  # the most words of a random text
+#: Text between words: of one letter, in capitals, of another alphabet.
+BETWEEN = (" ", " ", " ", ", ", " a ", "! I'm ", " ПРИВЕТ ", " größe_2 ", "-")
 #: Shares of random numbers that are missing, and 0.
 MISSING, ZERO = 0.05, 0.05
+
+
+#: Attributes with a fitted estimator that reads what its holder reads.
+HOLDERS = ("best_estimator_", "regressor_")
 
 
 @dataclass(slots=True)
@@ -25,6 +31,8 @@ class Column:
         values: the categories or the words that it may hold; empty for numbers.
         text: whether a value holds several of the words.
         unknown, missing: whether further categories, and NaN, are answered.
+        centre, spread: of a number in training, as far as they are known.
+        minimum: 0 of a number that must not be negative.
     """
 
     name: str
@@ -32,6 +40,9 @@ class Column:
     text: bool = False
     unknown: bool = True
     missing: bool = False
+    centre: float = 0.0
+    spread: float = 3.0
+    minimum: float | None = None
 
     @property
     def is_string(self) -> bool:
@@ -40,20 +51,28 @@ class Column:
     @property
     def spec(self) -> TensorSpec:
         """The input: one value in each row."""
-        return TensorSpec(self.name, Datatype.BYTES if self.is_string else Datatype.FP32, (1,))
+        kind = Datatype.BYTES if self.is_string else Datatype.FP32
+        return TensorSpec(self.name, kind, (1,), self.minimum)
 
     def draw(self, rows: int, rng: np.random.Generator) -> Array:
         """Random values, ``[rows, 1]``."""
         values: list[Any] = [v for v in self.values if isinstance(v, str) or v == v]
         if not values and not self.text:
-            found = 3 * rng.standard_normal(rows)
+            found = self.centre + self.spread * rng.standard_normal(rows)
+            if self.minimum is not None:
+                found = np.abs(found)
             found[rng.random(rows) < ZERO] = 0
             if self.missing:
                 found[rng.random(rows) < MISSING] = np.nan
             return found.astype(np.float32)[:, None]
         if self.text:
-            drawn = [" ".join(rng.choice([*values, UNKNOWN], rng.integers(WORDS + 1)))
-                     for _ in range(rows)]  # fmt: skip
+            drawn = [
+                "".join(
+                    word + rng.choice(BETWEEN)
+                    for word in rng.choice([*values, UNKNOWN], rng.integers(WORDS + 1))
+                )
+                for _ in range(rows)
+            ]
         else:
             drawn = [values[i] for i in rng.integers(len(values), size=rows)]
         if not self.is_string:
@@ -98,11 +117,17 @@ def _plain(value: Any) -> Any:
 
 def _first(step: Any) -> Iterator[Any]:
     """The estimator that reads the input of ``step``: the first of a pipeline."""
-    while hasattr(step, "steps"):
-        kept = [each for _, each in step.steps if each not in (None, "passthrough")]
-        if not kept:
-            return
-        step = kept[0]
+    while True:
+        held = next((getattr(step, name) for name in HOLDERS if hasattr(step, name)), None)
+        if held is not None:
+            step = held
+        elif hasattr(step, "steps"):
+            kept = [each for _, each in step.steps if each not in (None, "passthrough")]
+            if not kept:
+                return
+            step = kept[0]
+        else:
+            break
     yield step
 
 
@@ -131,9 +156,32 @@ def _describe(step: Any, columns: Sequence[Column]) -> None:
             for column, value in zip(columns, first.statistics_, strict=False):
                 column.missing = not isinstance(value, str)
                 column.values = [value] if isinstance(value, str) else ()
+                column.centre = column.centre if isinstance(value, str) else float(value)
             if hasattr(step, "steps") and len(step.steps) > 1:
                 _describe(step[1:], columns)
         else:
             for column, values in zip(columns, getattr(first, "categories_", ()), strict=False):
                 column.values = list(values)
                 column.unknown = getattr(first, "handle_unknown", "error") != "error"
+            for attribute, measured in (("centre", centre_of(first)), ("spread", spread_of(first))):
+                if measured is not None and np.size(measured) in (1, len(columns)):
+                    for column, value in zip(
+                        columns, np.resize(measured, len(columns)), strict=True
+                    ):
+                        setattr(column, attribute, float(value))
+
+
+def centre_of(step: Any) -> Array | None:
+    """The means of the features in training, as a first step such as StandardScaler knows them."""
+    if hasattr(step, "data_min_"):
+        return np.asarray((step.data_min_ + step.data_max_) / 2)
+    known = (getattr(step, name, None) for name in ("mean_", "center_"))
+    return next((np.asarray(value) for value in known if value is not None), None)
+
+
+def spread_of(step: Any) -> Array | None:
+    """Their spread, likewise."""
+    if hasattr(step, "data_range_"):
+        return np.asarray(step.data_range_) / 4
+    scale = getattr(step, "scale_", None)
+    return None if scale is None else np.asarray(scale)

@@ -13,7 +13,7 @@ from modelport.exporters.sources.trees.columns import Column
 from modelport.gateway.types import Array, Datatype, TensorSpec
 
 FEATURES, PROBABILITIES, PREDICTION = "features", "probabilities", "prediction"
-SCORES = "scores"
+SCORES, TRANSFORMED = "scores", "transformed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +23,13 @@ class FittedModel:
     Attributes:
         predict: maps a matrix to probabilities or predictions, two-dimensional; of a model with
             columns, the rows of its table.
-        outputs: columns of the result.
+        output, outputs: the name of the result, and its columns.
         classes: names of the classes; empty for a regressor, None for names that are not known.
         splits: the thresholds of each feature, as the library compares with them.
+        direct: whether trees read the features themselves, and not results of earlier steps.
         centre, spread: of the features in training, as far as they are known.
         missing: whether a feature may be NaN.
         size: the number of trained values.
-        scores: whether the classifier's result is its decision function.
         minimum: 0 of a model that refuses negative features, such as counts.
         columns: the inputs of a model that takes strings or named columns; others take a matrix.
     """
@@ -38,15 +38,16 @@ class FittedModel:
     model: Any
     predict: Callable[[Array], Array]
     features: int
+    output: str
     outputs: int
     classes: Sequence[str] | None
     splits: Mapping[int, Array]
     size: int
+    direct: bool = True
     centre: Array | float = 0.0
     spread: Array | float = 1.0
     missing: bool = False
     columns: Sequence[Column] = ()
-    scores: bool = False
     minimum: float | None = None
 
     @property
@@ -54,12 +55,6 @@ class FittedModel:
         """A matrix, or every column."""
         matrix = TensorSpec(FEATURES, Datatype.FP32, (self.features,), self.minimum)
         return tuple(column.spec for column in self.columns) or (matrix,)
-
-    @property
-    def output(self) -> str:
-        if self.classes is not None and not self.classes:
-            return PREDICTION
-        return SCORES if self.scores else PROBABILITIES
 
 
 def distinct(splits: Mapping[int, Sequence[float]]) -> dict[int, Array]:

@@ -9,7 +9,12 @@ import lightgbm
 import numpy as np
 
 from modelport.exporters.loaded_model import Framework
-from modelport.exporters.sources.trees.fitted_model import FittedModel, distinct
+from modelport.exporters.sources.trees.fitted_model import (
+    PREDICTION,
+    PROBABILITIES,
+    FittedModel,
+    distinct,
+)
 from modelport.gateway.errors import IntegrityError, Unsupported, first_line
 from modelport.gateway.types import Array
 
@@ -74,6 +79,7 @@ def read(path: Path) -> FittedModel:
         model=booster,
         predict=predict,
         features=count,
+        output=PROBABILITIES if objective in CLASSIFIERS else PREDICTION,
         outputs=predict(np.zeros((1, count), np.float32)).shape[1],
         classes=None if objective in CLASSIFIERS else (),
         splits=distinct(splits),

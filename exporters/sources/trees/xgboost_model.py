@@ -11,7 +11,12 @@ import numpy as np
 import xgboost
 
 from modelport.exporters.loaded_model import Framework
-from modelport.exporters.sources.trees.fitted_model import FittedModel, distinct
+from modelport.exporters.sources.trees.fitted_model import (
+    PREDICTION,
+    PROBABILITIES,
+    FittedModel,
+    distinct,
+)
 from modelport.gateway.errors import IntegrityError, Unsupported, first_line
 from modelport.gateway.types import Array
 
@@ -59,6 +64,7 @@ def read(path: Path) -> FittedModel:
         model=booster,
         predict=predict,
         features=count,
+        output=PREDICTION if classes is not None else PROBABILITIES,
         outputs=predict(np.zeros((1, count), np.float32)).shape[1],
         classes=classes,
         splits=distinct(_splits(trees)),

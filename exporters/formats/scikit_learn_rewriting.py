@@ -1,0 +1,116 @@
+"""Estimators of scikit-learn in parts that skl2onnx converts, with the same answers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.pipeline import FeatureUnion, Pipeline
+
+from modelport.exporters.sources.trees.skops_file import OWN, kind_of
+from modelport.gateway.types import Array
+
+#: Attributes of estimators that answer by another that they hold.
+HOLDERS = {
+    **dict.fromkeys(("GridSearchCV", "RandomizedSearchCV"), "best_estimator_"),
+    **dict.fromkeys(("HalvingGridSearchCV", "HalvingRandomSearchCV"), "best_estimator_"),
+    **dict.fromkeys(("FixedThresholdClassifier", "TunedThresholdClassifierCV"), "estimator_"),
+    **{"SelfTrainingClassifier": "estimator_", "FrozenEstimator": "estimator"},
+}
+_WORD = 32  # bits of each number in a set of categories
+
+
+class CategoryMembers(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Columns, and further columns with 1 where a category belongs to a set.
+
+    Attributes:
+        order: of the columns.
+        tables: for each column with categories its place in this order, the categories, and what
+            belongs to each set ``[categories, sets]``; the last row is for others, such as NaN.
+        width: columns of the result.
+    """
+
+    def __init__(self, order: Array, tables: list[tuple[int, Array, Array]], width: int):
+        self.order, self.tables, self.width = order, tables, width
+
+
+def rewritten(estimator: Any, transforms: bool = False) -> Any:
+    """``estimator`` as skl2onnx converts it; itself stays as it is.
+
+    Args:
+        transforms: whether ``transform`` gives the result, and not a prediction.
+    """
+    found = _rewritten(estimator)
+    last = found.steps[-1][1] if isinstance(found, Pipeline) else found
+    if transforms or type(last).__name__ not in ("RFE", "RFECV"):
+        return found
+    steps = found.steps[:-1] if isinstance(found, Pipeline) else []
+    return Pipeline([*steps, ("rfe", last), ("estimator", last.estimator_)])
+
+
+def _rewritten(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(map(_rewritten, value))
+    if not (kind_of(value).startswith(OWN) and hasattr(value, "__dict__")):
+        return value
+    name = type(value).__name__
+    if hasattr(value, HOLDERS.get(name, "steps_")):
+        return _rewritten(getattr(value, HOLDERS[name]))
+    found = copy.copy(value)
+    for key, held in vars(value).items():
+        if isinstance(held, list | tuple) or kind_of(held).startswith(OWN):
+            setattr(found, key, _rewritten(held))
+    if name == "VotingClassifier":
+        found.flatten_transform = False  # of transform(), which nobody asks
+    elif name == "OneHotEncoder" and found.handle_unknown == "infrequent_if_exist":
+        if all(each is None for each in getattr(found, "_infrequent_indices", ())):
+            found.handle_unknown = "ignore"
+    elif name == "SimpleImputer" and getattr(found, "indicator_", None) is not None:
+        indicator, found.indicator_, found.add_indicator = found.indicator_, None, False
+        return FeatureUnion([("imputer", found), ("indicator", indicator)])
+    elif name.startswith("HistGradientBoosting") and found.is_categorical_ is not None:
+        return _without_categories(found)
+    return found
+
+
+def _without_categories(model: Any) -> Pipeline:
+    """Histogram-based boosting whose splits on categories are splits on membership columns."""
+    model._predictors = copy.deepcopy(model._predictors)
+    trees = [tree for row in model._predictors for tree in row]
+    known, numbers = model._bin_mapper.make_known_categories_bitsets()
+    right: dict[int, list[Array]] = {}  # column -> for each split, what goes to the right
+    for tree in trees:
+        for node in tree.nodes[tree.nodes["is_categorical"] == 1]:
+            feature = int(node["feature_idx"])
+            left = _bits(tree.raw_left_cat_bitsets[node["bitset_idx"]])
+            missing = not node["missing_go_to_left"]
+            seen = left | _bits(known[numbers[feature]])
+            found = np.append(np.where(seen, ~left, missing), missing)
+            right.setdefault(feature, []).append(found)
+    starts, width = {}, model.n_features_in_
+    for feature, sets in right.items():
+        starts[feature], width = width, width + len(sets)
+    for tree in trees:
+        for index in np.flatnonzero(tree.nodes["is_categorical"]):
+            feature = int(tree.nodes["feature_idx"][index])
+            tree.nodes["feature_idx"][index] = starts[feature]
+            tree.nodes["num_threshold"][index] = 0.5
+            tree.nodes["is_categorical"][index] = 0
+            starts[feature] += 1
+    preprocessor, model._preprocessor = model._preprocessor, None
+    categories = preprocessor.named_transformers_["encoder"].categories_
+    tables = [
+        (feature, categories[feature], np.stack(sets, axis=1)) for feature, sets in right.items()
+    ]
+    places = preprocessor._transformer_to_input_indices
+    order = np.array([*places["encoder"], *places["numerical"]])
+    model.is_categorical_, model.n_features_in_ = None, width
+    return Pipeline([("members", CategoryMembers(order, tables, width)), ("model", model)])
+
+
+def _bits(words: Array) -> Array:
+    """The bits of a set, lowest first."""
+    bits: Array = np.asarray(words)[:, None] >> np.arange(_WORD, dtype=np.uint32) & 1
+    return bits.ravel() == 1
