@@ -12,6 +12,8 @@ from modelport.exporters.sources.trees.skops_file import trees_of
 
 #: Few machines have skl2onnx's default, en_US.
 LOCALE = "C.UTF-8"
+#: Rounding errors of the steps before a tree are smaller, in relation to a split or to 1.
+MARGIN = 2.0**-18
 
 
 def repair(model: onnx.ModelProto, fitted: FittedModel) -> None:
@@ -24,6 +26,8 @@ def repair(model: onnx.ModelProto, fitted: FittedModel) -> None:
     send_missing(model, fitted)
     weigh_by_distance(model)
     interpolate(model)
+    if not fitted.direct:
+        lower_splits(model)
 
 
 def send_missing(model: onnx.ModelProto, fitted: FittedModel) -> None:
@@ -54,6 +58,22 @@ def _splits(tree: Any) -> tuple[Any, Any]:
     inner = tree.children_left >= 0
     structure = np.array([tree.children_left, tree.children_right, tree.feature])
     return np.where(inner, structure, 0), np.where(inner, tree.threshold, 0)
+
+
+def lower_splits(model: onnx.ModelProto) -> None:
+    """Lower XGBoost's splits (``x < t``) by more than the rounding errors of earlier steps.
+
+    XGBoost splits at values of the training, scaled in float64: whole numbers would often lie on
+    the other side of their split, once a step computes them in float32.
+    """
+    for node in model.graph.node:
+        fields = {attribute.name: attribute for attribute in node.attribute}
+        if "nodes_modes" not in fields:
+            continue
+        values = fields["nodes_values"].floats
+        for index, mode in enumerate(fields["nodes_modes"].strings):
+            if mode == b"BRANCH_LT":
+                values[index] -= MARGIN * max(1.0, abs(values[index]))
 
 
 def weigh_by_distance(model: onnx.ModelProto) -> None:

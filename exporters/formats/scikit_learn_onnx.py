@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from modelport.exporters.formats import onnx_opsets, scikit_learn_graphs, scikit_learn_rewriting
-from modelport.exporters.formats.scikit_learn_rewriting import CategoryMembers
+from modelport.exporters.formats.scikit_learn_rewriting import Affine, CategoryMembers
 from modelport.exporters.sources.trees.fitted_model import SCORES, TRANSFORMED, FittedModel
 from modelport.exporters.sources.trees.skops_file import BOOSTERS, kind_of, values_of
 from modelport.gateway.types import Datatype
@@ -89,6 +89,7 @@ def _register(boosters: bool) -> None:
         (FunctionTransformer, lambda step: step.n_features_in_, _convert_function),
         (MissingIndicator, lambda step: len(step.features_), _convert_indicator),
         (CategoryMembers, lambda step: step.width, _convert_members),
+        (Affine, lambda step: len(step.bias), _convert_affine),
         (TransformedTargetRegressor, _targets, _convert_target),
     ):
         shape = functools.partial(_calculate_width, width)
@@ -206,6 +207,11 @@ def _convert_members(scope: Any, operator: Any, container: Any) -> None:
         rows = members[: len(categories)] - others
         found.append(nodes("Add", nodes("MatMul", equal, rows), others))
     nodes.finish(nodes("Concat", *found, axis=1))
+
+
+def _convert_affine(scope: Any, operator: Any, container: Any) -> None:
+    nodes, step = _Nodes(scope, operator, container), operator.raw_operator
+    nodes.finish(nodes("Add", nodes("MatMul", nodes.matrix, step.matrix), step.bias))
 
 
 def _targets(step: Any) -> int:

@@ -36,6 +36,13 @@ class CategoryMembers(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.order, self.tables, self.width = order, tables, width
 
 
+class Affine(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """``rows @ matrix + bias``."""
+
+    def __init__(self, matrix: Array, bias: Array):
+        self.matrix, self.bias = matrix, bias
+
+
 def rewritten(estimator: Any, transforms: bool = False) -> Any:
     """``estimator`` as skl2onnx converts it; itself stays as it is.
 
@@ -64,15 +71,52 @@ def _rewritten(value: Any) -> Any:
             setattr(found, key, _rewritten(held))
     if name == "VotingClassifier":
         found.flatten_transform = False  # of transform(), which nobody asks
-    elif name == "OneHotEncoder" and found.handle_unknown == "infrequent_if_exist":
-        if all(each is None for each in getattr(found, "_infrequent_indices", ())):
-            found.handle_unknown = "ignore"
+    elif name == "KBinsDiscretizer" and found.encode == "onehot":
+        found.encode = "onehot-dense"
+    elif isinstance(found, Pipeline):
+        found.steps = [step for step in found.steps if not _imputes_text(step[1])]
+    elif name == "OneHotEncoder" and hasattr(found, "categories_") and found.drop is None:
+        return _without_groups(found)
     elif name == "SimpleImputer" and getattr(found, "indicator_", None) is not None:
         indicator, found.indicator_, found.add_indicator = found.indicator_, None, False
         return FeatureUnion([("imputer", found), ("indicator", indicator)])
     elif name.startswith("HistGradientBoosting") and found.is_categorical_ is not None:
         return _without_categories(found)
     return found
+
+
+def _without_groups(encoder: Any) -> Any:
+    """A one-hot encoder without groups of infrequent categories, and the sums that make them."""
+    unknown = encoder.handle_unknown == "infrequent_if_exist"
+    if unknown:
+        encoder.handle_unknown = "ignore"
+    if all(each is None for each in getattr(encoder, "_infrequent_indices", (None,))):
+        return encoder
+    groups = [
+        np.arange(len(categories)) if group is None else np.asarray(group)
+        for categories, group in zip(
+            encoder.categories_, encoder._default_to_infrequent_mappings, strict=True
+        )
+    ]
+    infrequent = encoder._infrequent_indices
+    starts = np.cumsum([0, *(group.max() + 1 for group in groups)])
+    columns = np.concatenate([s + g for s, g in zip(starts, groups, strict=False)])
+    matrix = np.zeros((len(columns), starts[-1]), np.float32)
+    matrix[np.arange(len(columns)), columns] = 1
+    bias = np.zeros(starts[-1], np.float32)
+    for last, rare in zip(starts[1:] - 1, infrequent, strict=True):
+        if unknown and rare is not None:  # 1, unless the category is a frequent one
+            own = (columns >= starts[np.searchsorted(starts, last, "right") - 1]) & (columns < last)
+            matrix[own, last], matrix[columns == last, last], bias[last] = -1, 0, 1
+    encoder.min_frequency = encoder.max_categories = None
+    encoder._infrequent_enabled = False
+    return Pipeline([("encoder", encoder), ("groups", Affine(matrix, bias))])
+
+
+def _imputes_text(step: Any) -> bool:
+    """Whether ``step`` fills missing texts, of which a tensor of strings has none."""
+    filled = getattr(step, "statistics_", None)  # a column transformer keeps unfitted parts, too
+    return isinstance(filled, np.ndarray) and filled.dtype == object
 
 
 def _without_categories(model: Any) -> Pipeline:

@@ -25,7 +25,12 @@ from sklearn.model_selection import FixedThresholdClassifier, RandomizedSearchCV
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    KBinsDiscretizer,
+    OneHotEncoder,
+    StandardScaler,
+)
 from sklearn.semi_supervised import SelfTrainingClassifier
 from sklearn.svm import LinearSVC
 
@@ -103,6 +108,12 @@ MODELS: dict[str, tuple[Any, Any]] = {
     "transformer": (StandardScaler().fit(FEATURES), CLOSE),
     "xgboost": (
         make_pipeline(StandardScaler(), xgboost.XGBClassifier(n_estimators=3)).fit(FEATURES, Y),
+        CLOSE,
+    ),
+    "bins": (
+        make_pipeline(KBinsDiscretizer(4, quantile_method="averaged_inverted_cdf"), Ridge()).fit(
+            FEATURES, X[:, 0]
+        ),
         CLOSE,
     ),
     "lightgbm": (
@@ -214,6 +225,45 @@ def test_a_pipeline_of_a_data_frame_has_its_columns_as_inputs(
     monkeypatch.setattr(scikit_learn_graphs, "interpolate", lambda model: None)
     (right,) = source.reference(drawn).values()
     assert not np.allclose(answer(source.model, drawn, tmp_path), right, atol=1e-3)
+
+
+@pytest.fixture
+def counts(tmp_path: Path) -> Any:
+    """Boosted trees of scaled whole numbers and texts that an imputer reads first."""
+    rng = np.random.default_rng(5)
+    rows = np.empty((300, 5), object)
+    rows[:, :4] = rng.integers((1960, 1900, 0, 50), (2020, 2000, 1500, 90), (300, 4))
+    rows[:, 4] = rng.choice(["a", "b"], 300)
+    text = make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder())
+    columns = ColumnTransformer([("n", StandardScaler(), [0, 1, 2, 3]), ("c", text, [4])])
+    booster = xgboost.XGBRegressor(n_estimators=20, max_depth=4)
+    target = np.sin(rows[:, :4].astype(float)).sum(1) + (rows[:, 4] == "a")
+    dump(make_pipeline(columns, booster).fit(rows, target), tmp_path / "m.skops")
+    return trees.load(SourceRequest(tmp_path / "m.skops"))
+
+
+def test_whole_numbers_stay_on_their_side_of_a_scaled_split(
+    counts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = counts.spec.sample(counts.signature, 200, {}, np.random.default_rng(0))
+    (expected,) = counts.reference(inputs).values()
+    assert np.allclose(answer(counts.model, inputs, tmp_path), expected, atol=1e-4)
+    monkeypatch.setattr(scikit_learn_graphs, "lower_splits", lambda model: None)
+    assert not np.allclose(answer(counts.model, inputs, tmp_path), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("unknown", ["infrequent_if_exist", "ignore"])
+def test_infrequent_categories_are_one_group(unknown: str, tmp_path: Path) -> None:
+    rows = np.array([["a", "x"]] * 9 + [["b", "y"], ["c", "x"], ["a", "z"]] * 2, object)
+    encoder = OneHotEncoder(handle_unknown=unknown, min_frequency=3)
+    model = make_pipeline(encoder, Ridge()).fit(rows, np.arange(15) % 4)
+    dump(model, tmp_path / "m.skops")
+    fresh = np.array([["a", "z"], ["b", "x"], ["c", "new"], ["new", "y"], ["a", "x"]], object)
+    inputs = {
+        f"column_{i}": np.array([[each.encode()] for each in fresh[:, i]], object) for i in (0, 1)
+    }
+    found = answer(trees.read(tmp_path / "m.skops"), inputs, tmp_path)
+    assert np.allclose(found[:, 0], model.predict(fresh), atol=1e-5)
 
 
 def test_a_column_that_takes_no_negative_numbers_says_so(tmp_path: Path) -> None:

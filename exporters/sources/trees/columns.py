@@ -15,8 +15,8 @@ UNKNOWN, SHARE = "Öl 7 unseen", 0.1
 WORDS = 8  # the most words of a random text
 #: Text between words: of one letter, in capitals, of another alphabet.
 BETWEEN = (" ", " ", " ", ", ", " a ", "! I'm ", " ПРИВЕТ ", " größe_2 ", "-")
-#: Shares of random numbers that are missing, and 0.
-MISSING, ZERO = 0.05, 0.05
+#: Shares of random numbers that are missing, 0, and whole; XGBoost splits at values of training.
+MISSING, ZERO, WHOLE = 0.05, 0.05, 0.5
 
 
 #: Attributes with a fitted estimator that reads what its holder reads.
@@ -59,6 +59,7 @@ class Column:
         values: list[Any] = [v for v in self.values if isinstance(v, str) or v == v]
         if not values and not self.text:
             found = self.centre + self.spread * rng.standard_normal(rows)
+            found = np.where(rng.random(rows) < WHOLE, np.round(found), found)
             if self.minimum is not None:
                 found = np.abs(found)
             found[rng.random(rows) < ZERO] = 0
