@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.pipeline import FeatureUnion, Pipeline
+from sklearn.preprocessing import FunctionTransformer
 
 from modelport.exporters.sources.trees.skops_file import OWN, kind_of
 from modelport.gateway.types import Array
@@ -19,6 +21,8 @@ HOLDERS = {
     **dict.fromkeys(("FixedThresholdClassifier", "TunedThresholdClassifierCV"), "estimator_"),
     **{"SelfTrainingClassifier": "estimator_", "FrozenEstimator": "estimator"},
 }
+#: Losses of histogram-based boosting whose trees add up to a logarithm, which skl2onnx forgets.
+LOGARITHMIC = ("poisson", "gamma")
 _WORD = 32  # bits of each number in a set of categories
 
 
@@ -80,8 +84,9 @@ def _rewritten(value: Any) -> Any:
     elif name == "SimpleImputer" and getattr(found, "indicator_", None) is not None:
         indicator, found.indicator_, found.add_indicator = found.indicator_, None, False
         return FeatureUnion([("imputer", found), ("indicator", indicator)])
-    elif name.startswith("HistGradientBoosting") and found.is_categorical_ is not None:
-        return _without_categories(found)
+    elif name.startswith("HistGradientBoosting") and hasattr(found, "_predictors"):
+        inner = found if found.is_categorical_ is None else _without_categories(found)
+        return _exponential(inner) if found.loss in LOGARITHMIC else inner
     return found
 
 
@@ -117,6 +122,14 @@ def _imputes_text(step: Any) -> bool:
     """Whether ``step`` fills missing texts, of which a tensor of strings has none."""
     filled = getattr(step, "statistics_", None)  # a column transformer keeps unfitted parts, too
     return isinstance(filled, np.ndarray) and filled.dtype == object
+
+
+def _exponential(model: Any) -> TransformedTargetRegressor:
+    """A regressor whose answer is e to the power of the model's."""
+    found = TransformedTargetRegressor()
+    found.regressor_, found._training_dim = model, 1
+    found.transformer_ = FunctionTransformer(inverse_func=np.exp)
+    return found
 
 
 def _without_categories(model: Any) -> Pipeline:
@@ -156,5 +169,6 @@ def _without_categories(model: Any) -> Pipeline:
 
 def _bits(words: Array) -> Array:
     """The bits of a set, lowest first."""
-    bits: Array = np.asarray(words)[:, None] >> np.arange(_WORD, dtype=np.uint32) & 1
-    return bits.ravel() == 1
+    bits = np.asarray(words)[:, None] >> np.arange(_WORD, dtype=np.uint32) & 1
+    found: Array = bits.ravel() == 1
+    return found

@@ -17,14 +17,14 @@ from sklearn.ensemble import (
     HistGradientBoostingRegressor,
     VotingClassifier,
 )
-from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 from sklearn.feature_selection import RFE
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import FixedThresholdClassifier, RandomizedSearchCV
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import make_pipeline, make_union
 from sklearn.preprocessing import (
     FunctionTransformer,
     KBinsDiscretizer,
@@ -57,6 +57,10 @@ MODELS: dict[str, tuple[Any, Any]] = {
     "categories of a regressor": (
         HistGradientBoostingRegressor(**HISTOGRAMS).fit(CODES[:, [1, 0, 3, 2]], CODES[:, 0] % 3),
         FRESH[:, [1, 0, 3, 2]],
+    ),
+    "counts by categories": (
+        HistGradientBoostingRegressor(**HISTOGRAMS, loss="poisson").fit(CODES, CODES[:, 0] % 3),
+        FRESH,
     ),
     "indicator": (
         make_pipeline(SimpleImputer(add_indicator=True), Ridge()).fit(NAN, X[:, 0]),
@@ -166,7 +170,8 @@ SENTENCES = ["a good dog", "I am a dog, not good", "größe x größe_2", "пр�
 def test_random_texts_show_that_tokens_of_skl2onnx_are_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = make_pipeline(CountVectorizer(ngram_range=(1, 2)), LogisticRegression())
+    words = make_union(CountVectorizer(ngram_range=(1, 2)), TfidfVectorizer())
+    model = make_pipeline(words, LogisticRegression())
     dump(model.fit(SENTENCES, [0, 1, 0, 1, 0]), tmp_path / "m.skops")
     source = trees.load(SourceRequest(tmp_path / "m.skops"))
     assert source.spec.sample is not None

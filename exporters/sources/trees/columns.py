@@ -87,9 +87,12 @@ class Column:
 
 def columns_of(estimator: Any) -> list[Column]:
     """The columns of an estimator that takes strings, categories or named columns; else none."""
-    vectorizer = next(_first(estimator), None)
-    if _is_vectorizer(vectorizer):
-        return [Column("text", _words(vectorizer), text=True)]
+    first = next(_first(estimator), None)
+    readers = [part for _, part in getattr(first, "transformer_list", [("", first)])]
+    vectorizers = [reader for part in readers for reader in _first(part)]
+    if vectorizers and all(map(_is_vectorizer, vectorizers)):
+        words = [word for vectorizer in vectorizers for word in _words(vectorizer)]
+        return [Column("text", words, text=True)]
     count = int(getattr(estimator, "n_features_in_", 0))
     named = getattr(estimator, "feature_names_in_", None)
     names = [f"column_{i}" for i in range(count)] if named is None else list(map(str, named))
