@@ -119,7 +119,7 @@ def _without_groups(encoder: Any) -> Any:
 
 
 def _imputes_text(step: Any) -> bool:
-    """Whether ``step`` fills missing texts, of which a tensor of strings has none."""
+    """Whether ``step`` fills missing texts; a tensor of strings has no missing ones."""
     filled = getattr(step, "statistics_", None)  # a column transformer keeps unfitted parts, too
     return isinstance(filled, np.ndarray) and filled.dtype == object
 
