@@ -15,6 +15,7 @@ from modelport.exporters.options import ExportOptions
 from modelport.exporters.proof.proof import Checks
 from modelport.exporters.publishing import contract
 from modelport.exporters.sources import SourceRequest
+from modelport.exporters.sources.reader_selection import SAVED_MODEL
 from modelport.gateway.errors import UsageError
 
 
@@ -63,6 +64,8 @@ def request_of(checkpoint: Path, given: ExportOptions, artifact: Path | None) ->
     check_plain(kwargs, "--model-kwargs")
     if given["custom_objects"] is not None and (given["model"] or checkpoint.suffix != ".keras"):
         raise UsageError("--custom-objects is for a .keras file, without --model; omit it")
+    if given["signature"] is not None and not (checkpoint / SAVED_MODEL).is_file():
+        raise UsageError(f"--signature is for a SavedModel, not '{checkpoint}'; omit it")
     formats = given["format"]
     return ExportRequest(
         source=SourceRequest(
@@ -74,7 +77,7 @@ def request_of(checkpoint: Path, given: ExportOptions, artifact: Path | None) ->
             inputs=tuple(given["input"]),
             output_names=tuple(given["output_name"]),
             masks=tuple(given["mask"]),
-            task=given["task"],
+            task=given["task"] or given["signature"],
             long_texts=given["long_texts"],
         ),
         formats=(formats,) if isinstance(formats, str) else tuple(formats),

@@ -83,6 +83,11 @@ class ExportOptions(TypedDict, total=False):
         "keras.saving.register_keras_serializable().",
         option(metavar="MODULE"),
     ]
+    signature: Annotated[
+        str | None,
+        "The signature of a SavedModel to export.  [default: serving_default, or its only one]",
+        option(metavar="NAME"),
+    ]
     task: Annotated[
         str | None,
         "The task to export a Hugging Face folder for: text-classification, "

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 
-from modelport.exporters.formats import onnx_opsets
+from modelport.exporters.formats import onnx_opsets, tensorflow_spectra
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.requests.random_inputs import model_dims
@@ -76,7 +75,8 @@ def _convert(source: Source, opset: int) -> onnx.ModelProto:
     function = serve.get_concrete_function()
     graph = convert_variables_to_constants_large_model(function)
     weights = _set_apart(graph)
-    taken = [tensor.name for tensor in function.inputs if tensor.dtype != tf.resource]
+    captured = {tensor.name for tensor in function.graph.internal_captures}
+    taken = [tensor.name for tensor in function.inputs if tensor.name not in captured]
     given = [tensor.name for tensor in function.outputs]
     names = dict(zip([*taken, *given], [*inputs, *outputs], strict=True))
     model: onnx.ModelProto
@@ -86,7 +86,7 @@ def _convert(source: Source, opset: int) -> onnx.ModelProto:
         output_names=given,
         opset=opset,
         tensors_to_rename={**names, **{name: name for name in weights}},
-        custom_op_handlers={"Erfc": (_erfc, [])},
+        custom_op_handlers=tensorflow_spectra.handlers(opset),
     )
     unknown = sorted(_unknown_operators(model.graph))
     if unknown:
@@ -120,16 +120,6 @@ def _put_back(graph: onnx.GraphProto, weights: Mapping[str, Array]) -> None:
             graph.initializer.append(tensor)
         else:
             graph.input.append(value)
-
-
-def _erfc(graph: Any, node: Any, name: str, _: Any) -> None:
-    """Convert ``Erfc``, which TensorFlow's exact GELU uses, to ONNX's ``Erf``."""
-    dtype, shape = graph.get_dtype(node.output[0]), graph.get_shape(node.output[0])
-    one = graph.make_const(f"{name}_one", np.ones((), onnx.helper.tensor_dtype_to_np_dtype(dtype)))
-    erf = graph.make_node("Erf", [node.input[0]], shapes=[shape], dtypes=[dtype])
-    graph.remove_node(node.name)
-    inputs = [one.output[0], erf.output[0]]
-    graph.make_node("Sub", inputs, name=name, outputs=node.output, shapes=[shape], dtypes=[dtype])
 
 
 def _unknown_operators(graph: onnx.GraphProto) -> set[str]:

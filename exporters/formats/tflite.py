@@ -7,13 +7,14 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ai_edge_litert.interpreter import Interpreter
 
 from modelport.exporters.formats.base import ExportTarget
-from modelport.exporters.loaded_model import Source
+from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.runtime.output_capture import muted
 from modelport.gateway.errors import IntegrityError, Unsupported, first_line
 from modelport.gateway.repository.artifact_checks import tflite_guard
@@ -40,13 +41,15 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
     Raises:
         Unsupported: an operator has no built-in kernel, or the converter refuses otherwise.
     """
-    from modelport.exporters.formats import savedmodel
+    from modelport.exporters.formats import built_in_graph, savedmodel
     from modelport.exporters.lowering.built_in import built_in_operators
 
     with (
         built_in_operators(),
         tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder,
     ):
+        if source.framework is Framework.TENSORFLOW:
+            source = replace(source, model=built_in_graph.rewritten(source))
         savedmodel.export(source, Path(folder), ExportTarget())
         gc.collect()  # frees the lowered model, which holds a copy of the weights
         content = _convert(Path(folder), target.precision)

@@ -40,8 +40,15 @@ MOST_EVEN = 1 << 16
 WHOLE_ROWS = 0.25  # share of a random mask's rows without padding
 LARGEST_ROWS = 0.25  # share of the rows of integers in a wide range that are of the largest order
 
-#: Datatypes that numpy has; a trained module accepts neither BF16 nor BYTES from it.
-DRAWABLE = frozenset(Datatype) - {Datatype.BF16, Datatype.BYTES}
+#: Datatypes that numpy has.
+DRAWABLE = frozenset(Datatype) - {Datatype.BF16}
+
+#: Words of random texts: of several scripts, lengths and cases, numbers and punctuation.
+WORDS = (
+    *("the", "A", "b", "42", "-1.5", "Öl", "東京", "naïve", "don't", "e-mail,", "END."),
+    "x" * 40,
+)
+MOST_WORDS = 8
 
 
 class Fill(StrEnum):
@@ -252,6 +259,8 @@ def _values(
     fill: Fill,
 ) -> Array:
     dtype = NUMPY_DTYPES[spec.datatype]
+    if spec.datatype is Datatype.BYTES:
+        return texts(shape, rng, fill)
     low, high = _bounds(spec, sizes)
     zero = min(max(0, low), high)
     if fill in (Fill.MINIMUM, Fill.MAXIMUM, Fill.ZERO):
@@ -270,6 +279,35 @@ def _values(
     else:
         found = np.asarray(rng.uniform(low, high, shape).astype(dtype))
     return found if fill is Fill.RANDOM else _beyond(found, spec, rng, fill)
+
+
+def texts(
+    shape: tuple[int, ...],
+    rng: np.random.Generator,
+    fill: Fill = Fill.RANDOM,
+    words: Sequence[str] = WORDS,
+) -> Array:
+    """Texts of random words; the least has none, the largest is long."""
+    found = np.full(shape, b"", object)
+    flat = found.reshape(-1)
+    size = flat.size
+    if fill is Fill.MAXIMUM:
+        flat[:] = [" ".join(words[: MOST_WORDS**2]).encode()] * size
+    elif fill is Fill.ZERO:
+        flat[:] = [b"0"] * size
+    elif fill is Fill.CONSTANT:
+        flat[:] = [_text(words, rng)] * size
+    elif fill is Fill.ONE_HOT:
+        flat[rng.integers(size)] = _text(words, rng)
+    elif fill is not Fill.MINIMUM:
+        flat[:] = [_text(words, rng) for _ in range(size)]
+    return found
+
+
+def _text(words: Sequence[str], rng: np.random.Generator) -> bytes:
+    return " ".join(
+        words[i] for i in rng.integers(len(words), size=rng.integers(MOST_WORDS))
+    ).encode()
 
 
 def _integers(

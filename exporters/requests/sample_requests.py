@@ -33,7 +33,7 @@ import numpy as np
 from modelport.exporters.loaded_model import Reference
 from modelport.exporters.model_spec import Sampler
 from modelport.exporters.requests.random_inputs import name_axes, sizes_of
-from modelport.gateway.errors import UsageError
+from modelport.gateway.errors import ModelportError, UsageError, first_line
 from modelport.gateway.repository import manifest, signing, signing_keys, untrusted_files
 from modelport.gateway.types import Array, ModelSignature, TensorSpec
 
@@ -155,7 +155,16 @@ def _answered(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The entries of one request and of its answer."""
     batched = signature.max_batch_size > 0
-    answer = reference(inputs)
+    try:
+        answer = reference(inputs)
+    except ModelportError:
+        raise
+    except Exception as error:  # more samples of the proof would have met it
+        shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in inputs.items())
+        raise UsageError(
+            f"the model itself fails at {shapes}: {first_line(error)}; declare only sizes and "
+            "values that it accepts, with --input or in its ModelSpec"
+        ) from error
     return (
         _entries(signature.inputs, inputs, batched),
         _entries(signature.outputs, answer, batched),

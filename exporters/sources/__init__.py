@@ -28,7 +28,8 @@ class SourceRequest:
         inputs: declarations ``NAME:DATATYPE[DIMS]`` for a model without a signature.
         output_names: names of that model's outputs.
         masks: declarations of its masks, ``NAME[:PADDING][=OUTPUT,...]``.
-        task: the task to export a Hugging Face folder for; None: its architecture's.
+        task: the task to export a Hugging Face folder for, or the signature of a SavedModel; None:
+            its architecture's, or the default.
         long_texts: ``truncate`` or ``refuse`` texts that are too long; None: as the pipeline does.
     """
 

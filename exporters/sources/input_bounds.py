@@ -84,19 +84,20 @@ def settle(
     """Add names and bounds for open dimensions, and the ranges of masks, to ``signature``.
 
     Dimensions at the same place of several inputs are one axis if the model runs only with equal
-    sizes. A bound is declared where the model stops running.
+    sizes; or all dimensions are, as the nodes of a graph and both sides of its matrix. A bound is
+    declared where the model stops running.
 
     Raises:
         Unsupported: the model runs at none of the sizes tried.
     """
     reasons: list[Exception] = []
-    for shared in (False, True):
-        named = _named(signature, shared)
+    for axis_of in (_own_axis, _axis_by_place, _one_axis):
+        named = _named(signature, axis_of)
         given = {name: sizes_of(axis)[0] for name, axis in signature.axes.items()}
         dims = dict.fromkeys(d for s in named.inputs for d in s.dims if isinstance(d, str))
         names = [name for name in dims if name not in given]
         trial = _Trial(named, reference, masks, reasons)
-        tried = ({**given, **sizes} for sizes in _candidates(names, shared))
+        tried = ({**given, **sizes} for sizes in _candidates(names, axis_of is not _own_axis))
         sizes = next((sizes for sizes in tried if trial.runs(sizes)), None)
         if sizes is not None:
             axes = {name: _axis(name, sizes, trial) for name in names}
@@ -176,7 +177,7 @@ def _within(spec: TensorSpec, value: int) -> int:
 
 
 class _Trial:
-    """Runs a model on one batch of two; integers default to 0, which every model accepts."""
+    """Runs a model on one batch of two; integers default to 0, or to 1 where 0 is padding."""
 
     def __init__(
         self,
@@ -194,9 +195,16 @@ class _Trial:
 
     def runs(self, sizes: Sizes, values: Mapping[str, int] | None = None) -> bool:
         """Whether every output has its declared shape and finite values."""
+        if values is None and self._fills:
+            plain = (x for x in self._signature.inputs if not counts_positions(x))
+            ones = {x.name: _within(x, 1) for x in plain if x.name in self._fills}
+            return self._runs(sizes, {}) or self._runs(sizes, ones)
+        return self._runs(sizes, values or {})
+
+    def _runs(self, sizes: Sizes, values: Mapping[str, int]) -> bool:
         rng = np.random.default_rng(0)
         inputs = draw(self._signature, self._batch, sizes, rng, self._fills, self._masks)
-        for name, value in (values or {}).items():
+        for name, value in values.items():
             inputs[name] = np.full_like(inputs[name], value)
         try:
             outputs = self._reference(inputs)
@@ -232,10 +240,21 @@ def _is_integer(spec: TensorSpec) -> bool:
     return spec.datatype != Datatype.BF16 and NUMPY_DTYPES[spec.datatype].kind in "iu"
 
 
-def _named(signature: ModelSignature, shared: bool) -> ModelSignature:
+def _own_axis(name: str, place: int) -> str:
+    return f"{name}_{place}"
+
+
+def _axis_by_place(name: str, place: int) -> str:
+    return f"axis_{place}"
+
+
+def _one_axis(name: str, place: int) -> str:
+    return "axis"
+
+
+def _named(signature: ModelSignature, axis_of: Callable[[str, int], str]) -> ModelSignature:
     def name(spec: TensorSpec) -> TensorSpec:
-        owner = "axis" if shared else spec.name
-        dims = (f"{owner}_{i}" if dim == -1 else dim for i, dim in enumerate(spec.dims))
+        dims = (axis_of(spec.name, i) if dim == -1 else dim for i, dim in enumerate(spec.dims))
         return replace(spec, dims=tuple(dims))
 
     return replace(signature, inputs=tuple(name(spec) for spec in signature.inputs))

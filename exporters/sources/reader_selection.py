@@ -43,7 +43,7 @@ def load(request: SourceRequest) -> Source:
     reader = "vision_models" if is_vision_model(request.model) else _reader(path)
     if request.lora is not None and reader != "huggingface":
         raise UsageError(f"--lora needs a Hugging Face folder as checkpoint, not '{path}'")
-    if request.task is not None and reader != "huggingface":
+    if request.task is not None and reader != "huggingface" and not (path / SAVED_MODEL).is_file():
         raise UsageError(f"--task needs a Hugging Face folder as checkpoint, not '{path}'")
     if request.long_texts is not None and reader != "huggingface":
         raise UsageError(f"--long-texts needs a Hugging Face folder as checkpoint, not '{path}'")

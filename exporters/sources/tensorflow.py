@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from modelport.exporters import model_registry
 from modelport.exporters.loaded_model import Framework, Origin, Source, digest_of
-from modelport.exporters.model_spec import BFLOAT16_STEP, ModelSpec, import_module
-from modelport.exporters.requests import attention_masks
+from modelport.exporters.model_spec import BFLOAT16_STEP, AttentionMask, ModelSpec, Sampler
+from modelport.exporters.requests import attention_masks, random_inputs
 from modelport.exporters.runtime.output_capture import quiet
-from modelport.exporters.runtime.tensorflow_runtime import keras, tf
-from modelport.exporters.sources import SourceRequest, input_bounds, keras_guard
+from modelport.exporters.runtime.tensorflow_runtime import tf
+from modelport.exporters.sources import SourceRequest, input_bounds, keras_file, keras_guard
+from modelport.exporters.sources.tensorflow_module import (
+    DeclaredTensor,
+    LoadedModule,
+    TensorFlowModule,
+)
 from modelport.exporters.tolerance import FP32
 from modelport.gateway.errors import (
     IntegrityError,
@@ -32,52 +38,13 @@ from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignatur
 
 #: TensorFlow's names of the datatypes of served tensors.
 DATATYPES: Mapping[str, Datatype] = {
-    dtype.name: datatype
+    "string" if datatype is Datatype.BYTES else dtype.name: datatype
     for datatype, dtype in NUMPY_DTYPES.items()
-    if datatype not in (Datatype.BF16, Datatype.BYTES)
+    if datatype is not Datatype.BF16
 }
 
 BFLOAT16 = "bfloat16"
 SIGNATURE = "serving_default"
-
-Call = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-
-
-class TensorFlowModule(tf.Module):  # type: ignore[misc]
-    """A model that takes and returns tensors by name.
-
-    It tracks the variables and other resources of the model, but not a Keras model, which would be
-    saved too.
-    """
-
-    def __init__(self, call: Call, tracked: Any) -> None:
-        super().__init__()
-        self.tracked = tracked
-        self._call = call
-
-    def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(self._call(inputs))
-
-
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    """An input or output as declared by TensorFlow, with its batch dimension."""
-
-    name: str
-    dtype: str
-    shape: tuple[int | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _LoadedModule:
-    """A model that was read; ``others`` are the signatures of a SavedModel that are left out."""
-
-    model: TensorFlowModule
-    inputs: Sequence[_Tensor]
-    outputs: Sequence[_Tensor]
-    parameter_count: int
-    rtol: float = FP32.rtol
-    others: Sequence[str] = ()
 
 
 def load(request: SourceRequest) -> Source:
@@ -98,7 +65,9 @@ def load(request: SourceRequest) -> Source:
         raise UsageError(f"'{path}' holds its own architecture; omit --model and --model-kwargs")
     with quiet():
         loaded = _widened(
-            _load_saved_model(path) if path.is_dir() else _load_keras(path, request.model)
+            _load_saved_model(path, request.task)
+            if path.is_dir()
+            else keras_file.load(path, request.model, request.inputs)
         )
     signature = _signature(loaded, request.max_batch_size)
     signature = input_bounds.declared(signature, request.inputs)
@@ -107,23 +76,66 @@ def load(request: SourceRequest) -> Source:
     attention_masks.check(signature, masks)
     signature = input_bounds.settle(signature, reference, masks)
     signature, found = input_bounds.with_ranges(signature, reference, masks)
+    _check_repeats(signature, reference, masks)
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", path.resolve().stem).lstrip("._-")[:128] or "model"
     return Source(
         framework=Framework.TENSORFLOW,
         model=loaded.model,
         spec=ModelSpec(
-            name, lambda model, max_batch_size: signature, rtol=loaded.rtol, masks=masks
+            name,
+            lambda model, max_batch_size: signature,
+            sample=_sampler(loaded, masks) if loaded.words or loaded.pads else None,
+            rtol=loaded.rtol,
+            masks=masks,
         ),
         signature=signature,
         found_ranges=found,
         reference=reference,
         parameter_count=loaded.parameter_count,
         origins=(Origin(path.name, _digest(path)),),
-        notices=tuple(
-            f"signature '{name}' of the SavedModel is not exported, only '{SIGNATURE}' is"
-            for name in sorted(loaded.others)
-        ),
+        notices=tuple(loaded.notices),
     )
+
+
+def _check_repeats(
+    signature: ModelSignature, reference: TensorFlowEager, masks: Sequence[AttentionMask]
+) -> None:
+    """Refuse a model that answers equal inputs differently."""
+    named = random_inputs.name_axes(signature)
+    sizes = {name: random_inputs.sizes_of(axis)[0] for name, axis in named.axes.items()}
+    batch = min(1, signature.max_batch_size)
+    inputs = random_inputs.draw(named, batch, sizes, np.random.default_rng(0), masks=masks)
+    try:
+        first, second = reference(inputs), reference(inputs)
+    except Exception:  # the proof says at which inputs it fails
+        return
+    for name, x in first.items():
+        if x.shape != second[name].shape or FP32.outside(x, second[name]).any():
+            raise Unsupported(
+                f"output '{name}' differs from call to call for equal inputs: the model draws "
+                "random numbers or keeps a state, and cannot be verified; take random numbers as "
+                "an input, or draw them with training=True alone"
+            )
+
+
+def _sampler(loaded: LoadedModule, masks: Sequence[AttentionMask]) -> Sampler:
+    """Draw texts of the model's own words, among others, and no row of padding alone."""
+
+    def sample(
+        signature: ModelSignature, batch: int, sizes: Mapping[str, int], rng: np.random.Generator
+    ) -> dict[str, Array]:
+        inputs = random_inputs.draw(signature, batch, sizes, rng, masks=masks)
+        known = [*loaded.words, *random_inputs.WORDS]
+        for spec in signature.inputs:
+            x = inputs[spec.name]
+            if spec.datatype is Datatype.BYTES:
+                inputs[spec.name] = random_inputs.texts(x.shape, rng, words=known)
+            elif loaded.pads and x.dtype.kind in "iu" and x.ndim > 1 and x.shape[-1]:
+                first = x[..., 0]
+                first[~x.any(axis=-1)] = 1
+        return inputs
+
+    return sample
 
 
 class TensorFlowEager:
@@ -138,7 +150,7 @@ class TensorFlowEager:
         return {name: value.numpy() for name, value in results.items()}
 
 
-def _widened(loaded: _LoadedModule) -> _LoadedModule:
+def _widened(loaded: LoadedModule) -> LoadedModule:
     """``loaded`` with float32 instead of bfloat16 inputs and outputs.
 
     No protocol's JSON has bfloat16, and float32 holds all of its values.
@@ -153,7 +165,7 @@ def _widened(loaded: _LoadedModule) -> _LoadedModule:
         results = loaded.model(cast)
         return {n: tf.cast(x, tf.float32) if n in names else x for n, x in results.items()}
 
-    def widened(tensors: Sequence[_Tensor]) -> list[_Tensor]:
+    def widened(tensors: Sequence[DeclaredTensor]) -> list[DeclaredTensor]:
         return [replace(t, dtype="float32") if t.name in names else t for t in tensors]
 
     return replace(
@@ -165,100 +177,14 @@ def _widened(loaded: _LoadedModule) -> _LoadedModule:
     )
 
 
-def _registered(module: str | None) -> frozenset[str]:
-    """The names of the classes that ``--custom-objects`` registers.
+def _check_saved_model(folder: Path, wanted: str | None) -> str:
+    """Check the graph in ``folder`` without loading it, and choose one of its signatures.
+
+    Args:
+        wanted: the name of ``--signature``; None: ``serving_default``, or the only one.
 
     Raises:
-        UsageError: the module cannot be imported, or registers none.
-    """
-    if module is None:
-        return frozenset()
-    imported = import_module(module, "--custom-objects")
-    known = keras.saving.get_custom_objects().items()
-    found = {name for name, x in known if not x.__module__.startswith(("keras.", "modelport."))}
-    if not found:
-        raise UsageError(
-            f"--custom-objects: '{imported.__name__}' registers no class; decorate each with "
-            "@keras.saving.register_keras_serializable()"
-        )
-    return frozenset(found)
-
-
-def _load_keras(path: Path, custom_objects: str | None) -> _LoadedModule:
-    if path.suffix.lower() in keras_guard.LEGACY_SUFFIXES:
-        raise keras_guard.hdf5_refusal(path)
-    if path.suffix != ".keras":
-        raise UsageError(f"'{path.name}' must end in .keras; rename it")
-    keras_guard.read_config(path, _registered(custom_objects))
-
-    try:
-        model = keras.saving.load_model(path, compile=False, safe_mode=True)
-    except Exception as error:
-        raise keras_guard.damaged(path, error) from error
-    if not model.built or not getattr(model, "inputs", None):
-        raise Unsupported(
-            f"'{path.name}' does not declare its inputs; begin it with keras.Input and save it "
-            "again"
-        )
-    return _functional(model)
-
-
-def _functional(model: Any) -> _LoadedModule:
-    structure = getattr(model, "_inputs_struct", model.inputs)
-    inputs = keras.tree.flatten_with_path(structure)
-    input_names = _names((_key(where) or tensor.name for where, tensor in inputs), "input")
-    results = keras.tree.flatten_with_path(getattr(model, "_outputs_struct", model.outputs))
-    # A tensor's own name contains a counter of this process; its layer's name is saved.
-    output_names = _names(
-        (_key(where) or tensor._keras_history.operation.name for where, tensor in results), "output"
-    )
-
-    def call(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
-        flat = [tensors[name] for name in input_names]
-        packed = keras.tree.pack_sequence_as(structure, flat)
-        only = len(flat) == 1 and not isinstance(structure, dict)
-        result = model(flat[0] if only else packed, training=False)
-        return dict(zip(output_names, keras.tree.flatten(result), strict=True))
-
-    variables = {variable.path: variable.value for variable in model.variables}
-    layers = model._flatten_layers()
-    tables = [layer.lookup_table for layer in layers if hasattr(layer, "lookup_table")]
-    return _LoadedModule(
-        TensorFlowModule(call, [variables, tables]),
-        [
-            _Tensor(name, tensor.dtype, tuple(tensor.shape))
-            for name, (_, tensor) in zip(input_names, inputs, strict=True)
-        ],
-        [
-            _Tensor(name, tensor.dtype, tuple(tensor.shape))
-            for name, (_, tensor) in zip(output_names, results, strict=True)
-        ],
-        model.count_params(),
-    )
-
-
-def _key(where: tuple[Any, ...]) -> str:
-    """The keys that lead to a tensor; empty if it lies in a plain list."""
-    return "_".join(str(key) for key in where) if any(isinstance(k, str) for k in where) else ""
-
-
-def _names(wanted: Iterable[str], default: str) -> list[str]:
-    """Unique names that every format can store."""
-    names: list[str] = []
-    for name in wanted:
-        plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or default
-        if plain[0].isdigit():
-            plain = f"{default}_{plain}"
-        numbered = (f"{plain}_{i}" for i in itertools.count(1))
-        names.append(next(name for name in itertools.chain([plain], numbered) if name not in names))
-    return names
-
-
-def _check_saved_model(folder: Path) -> None:
-    """Check the graph in ``folder`` without loading it.
-
-    Raises:
-        UsageError: it has no signature ``serving_default``, or not exactly one graph.
+        UsageError: it has no such signature, or not exactly one graph.
         IntegrityError: it is damaged, or accesses something outside the model.
     """
     graphs = saved_model_guard.read(folder).meta_graphs
@@ -267,20 +193,23 @@ def _check_saved_model(folder: Path) -> None:
             f"'{folder.name}' holds {len(graphs)} graphs, but one is needed; save it again for "
             "serving"
         )
-    if SIGNATURE not in graphs[0].signature_def:
-        there = [name for name in sorted(graphs[0].signature_def) if not name.startswith("__")]
+    there = [name for name in sorted(graphs[0].signature_def) if not name.startswith("__")]
+    chosen = wanted or (there[0] if len(there) == 1 else SIGNATURE)
+    if chosen not in there:
+        remedy = "choose one with --signature" if there else "save it with signatures=..."
         raise UsageError(
-            f"'{folder.name}' has no signature '{SIGNATURE}', only "
-            f"{', '.join(there) or 'none at all'}; save it with signatures={{'{SIGNATURE}': ...}}"
+            f"'{folder.name}' has no signature '{chosen}', only "
+            f"{', '.join(there) or 'none at all'}; {remedy}"
         )
     saved_model_guard.check(folder)
+    return chosen
 
 
-def _load_saved_model(path: Path) -> _LoadedModule:
-    _check_saved_model(path)
+def _load_saved_model(path: Path, wanted: str | None) -> LoadedModule:
+    chosen = _check_saved_model(path, wanted)
     try:
         loaded = tf.saved_model.load(str(path))
-        function = loaded.signatures[SIGNATURE]
+        function = loaded.signatures[chosen]
         inputs = function.structured_input_signature[1]
         outputs = function.structured_outputs
     except Exception as error:
@@ -290,12 +219,17 @@ def _load_saved_model(path: Path) -> _LoadedModule:
             raise Unsupported(
                 f"'{path.name}' does not state the rank of '{name}'; declare its shape when saving"
             )
-    return _LoadedModule(
+    return LoadedModule(
         TensorFlowModule(lambda tensors: function(**tensors), loaded),
         [_declared(name, spec) for name, spec in sorted(inputs.items())],
         [_declared(name, spec) for name, spec in sorted(outputs.items())],
         sum(variable.shape.num_elements() or 0 for variable in function.variables),
-        others=[name for name in loaded.signatures if name != SIGNATURE],
+        notices=[
+            f"signature '{name}' of the SavedModel is not exported, only '{chosen}' is; export it "
+            f"with --signature {name}"
+            for name in sorted(loaded.signatures)
+            if name != chosen
+        ],
     )
 
 
@@ -312,11 +246,11 @@ def _unreadable(path: Path, error: Exception) -> ModelportError:
     return keras_guard.damaged(path, error)
 
 
-def _declared(name: str, spec: Any) -> _Tensor:
-    return _Tensor(name, spec.dtype.name, tuple(spec.shape.as_list()))
+def _declared(name: str, spec: Any) -> DeclaredTensor:
+    return DeclaredTensor(name, spec.dtype.name, tuple(spec.shape.as_list()))
 
 
-def _signature(loaded: _LoadedModule, max_batch_size: int) -> ModelSignature:
+def _signature(loaded: LoadedModule, max_batch_size: int) -> ModelSignature:
     every = [*loaded.inputs, *loaded.outputs]
     if not loaded.inputs:
         raise Unsupported("the model takes no inputs; there is nothing to serve")
@@ -328,7 +262,7 @@ def _signature(loaded: _LoadedModule, max_batch_size: int) -> ModelSignature:
     )
 
 
-def _spec(tensor: _Tensor, batched: bool) -> TensorSpec:
+def _spec(tensor: DeclaredTensor, batched: bool) -> TensorSpec:
     if tensor.dtype not in DATATYPES:
         raise Unsupported(
             f"'{tensor.name}' is a {tensor.dtype} tensor, which cannot be exported; use one of "

@@ -208,16 +208,27 @@ def test_a_saved_model_may_have_variables_tables_random_numbers_and_loops(
     assert result.tolist() == [[13.0, 13.0, 13.0]]
 
 
-def test_a_saved_model_without_the_signature_names_those_it_has(
+def test_the_only_signature_of_a_saved_model_is_exported_whatever_its_name(
     saved_model: Callable[..., Path],
 ) -> None:
-    with pytest.raises(UsageError, match="no signature 'serving_default', only predict"):
-        read(saved_model(lambda x: x, name="predict"))
+    source = read(saved_model(lambda x: x + 1, name="predict"))
+    assert source.reference({"x": np.zeros((1, 3), np.float32)})["y"].tolist() == [[1, 1, 1]]
 
 
-def test_a_string_input_cannot_be_exported(saved_model: Callable[..., Path]) -> None:
-    with pytest.raises(Unsupported, match="'x' is a string tensor"):
-        read(saved_model(tf.strings.length, dtype=tf.string))
+def test_a_signature_is_chosen_by_its_name(tmp_path: Path) -> None:
+    def plus(number: int) -> Any:
+        spec = tf.TensorSpec([None, 3], tf.float32, name="x")
+        return tf.function(lambda x: {"y": x + number}, [spec], autograph=False)
+
+    signatures = {"serving_default": plus(0), "one": plus(1), "two": plus(2)}
+    tf.saved_model.save(tf.Module(), str(tmp_path / "plus"), signatures=signatures)
+    source = read(tmp_path / "plus", task="two")
+    assert source.reference({"x": np.zeros((1, 3), np.float32)})["y"].tolist() == [[2, 2, 2]]
+    assert "--signature one" in source.notices[0]
+    with pytest.raises(UsageError, match=r"no signature 'no', only one, .*--signature"):
+        read(tmp_path / "plus", task="no")
+    with pytest.raises(UsageError, match="--signature is for a SavedModel"):
+        api.export(tmp_path / "plus" / "saved_model.pb", format="onnx", signature="no")
 
 
 def test_a_model_that_does_not_say_what_it_takes_is_unsupported(tmp_path: Path) -> None:
