@@ -75,6 +75,8 @@ class Source:
     Attributes:
         model: an ``nn.Module`` in ``eval`` mode, or a callable ``tf.Module`` or ``keras.Model``.
         reference: the model in eager mode; what an artifact must compute.
+        compares: whether the model decides by comparisons of floats. Without, TensorFlow's kernels
+            drop a NaN by chance, and such an answer is none; None: no kernel does.
         parameter_count: trained values, buffers excluded.
         origins: the files it was read from: the checkpoint, then adapters.
         model_kwargs: the hyper-parameters passed to the factory.
@@ -102,3 +104,4 @@ class Source:
     found_ranges: frozenset[str] = frozenset()
     diagnostics: Diagnostics | None = None
     notices: tuple[str, ...] = ()
+    compares: Callable[[], bool] | None = None

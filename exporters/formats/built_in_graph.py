@@ -28,13 +28,16 @@ SLICE = "StridedSlice"
 def rewritten(source: Source) -> TensorFlowModule:
     """The model of ``source``, as a graph of other operations if it has some of the above."""
     model: TensorFlowModule = source.model
-    with quiet():
-        function = savedmodel.signature_function(model, source.signature)
-        if not _is_affected(function.graph.as_graph_def()):
-            return model
-        frozen = convert_variables_to_constants_v2(
-            function, lower_control_flow=False, aggressive_inlining=True
-        )
+    try:
+        with quiet():
+            function = savedmodel.signature_function(model, source.signature)
+            if not _is_affected(function.graph.as_graph_def()):
+                return model
+            frozen = convert_variables_to_constants_v2(
+                function, lower_control_flow=False, aggressive_inlining=True
+            )
+    except Exception:  # saving the model fails alike, or the converter refuses it, with a reason
+        return model
     graph = frozen.graph.as_graph_def()
     constants = {
         node.name: tf.make_ndarray(node.attr["value"].tensor)

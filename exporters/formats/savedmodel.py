@@ -64,8 +64,9 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
     except (OSError, Unsupported):
         raise
     except Exception as error:
-        # An error in traced code begins with the trace.
-        reason = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()[:300]
+        # An error in traced code begins with the trace; Keras writes the reason in bold type.
+        text = str(error).partition("\x1b[1m")[2].partition("\x1b[0m")[0] or str(error)
+        reason = (text.strip() or type(error).__name__).splitlines()[-1].strip()[:300]
         raise Unsupported(
             f"TensorFlow cannot save this model ({reason}); rewrite what it names"
         ) from error

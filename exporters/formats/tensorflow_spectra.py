@@ -1,4 +1,4 @@
-"""Operations of TensorFlow in ONNX that ``tf2onnx`` lacks: spectra and two functions.
+"""Operations of TensorFlow in ONNX that ``tf2onnx`` lacks: spectra and a few functions.
 
 ONNX has no complex numbers: the last axis of a spectrum has its real and imaginary parts.
 """
@@ -22,6 +22,20 @@ def erfc(graph: Any, node: Any, name: str, _: Any) -> None:
 
 def log1p(graph: Any, node: Any, name: str, _: Any) -> None:
     _replaced(graph, node, "Log", [_made(graph, "Add", [node.input[0], _one(graph, node)], node)])
+
+
+def bucketize(graph: Any, node: Any, name: str, _: Any) -> None:
+    """Convert ``Bucketize`` to the number of boundaries that each value reaches."""
+    end = graph.make_const(f"{name}_end", np.array([-1], np.int64)).output[0]
+    kind = onnx.helper.tensor_dtype_to_np_dtype(graph.get_dtype(node.input[0]))
+    # An integer reaches a fraction where it reaches the next integer.
+    wanted = np.array(node.get_attr("boundaries").floats, np.float32)
+    limits = (np.ceil(wanted) if kind.kind == "i" else wanted).astype(kind)
+    bounds = graph.make_const(f"{name}_boundaries", limits).output[0]
+    values = graph.make_node("Unsqueeze", [node.input[0], end]).output[0]
+    reached = graph.make_node("GreaterOrEqual", [values, bounds]).output[0]
+    counted = graph.make_node("Cast", [reached], attr={"to": onnx.TensorProto.INT32}).output[0]
+    _replaced(graph, node, "ReduceSum", [counted, end], keepdims=0)
 
 
 def rfft(graph: Any, node: Any, name: str, _: Any) -> None:
@@ -60,7 +74,7 @@ def part(number: int) -> Handler:
 
 #: The first operator set that has ``DFT`` and takes axes as inputs.
 SPECTRA_OPSET = 18
-FUNCTIONS: Mapping[str, Handler] = {"Erfc": erfc, "Log1p": log1p}
+FUNCTIONS: Mapping[str, Handler] = {"Bucketize": bucketize, "Erfc": erfc, "Log1p": log1p}
 SPECTRA: Mapping[str, Handler] = {
     "ComplexAbs": complex_abs,
     "RFFT": rfft,

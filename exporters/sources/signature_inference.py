@@ -47,7 +47,7 @@ from modelport.exporters.sources.torch_eager import (
     keywords_of,
     named_tensors,
 )
-from modelport.gateway.errors import UsageError, first_line
+from modelport.gateway.errors import Unsupported, UsageError, first_line
 from modelport.gateway.types import Array, Axis, Datatype, ModelSignature, TensorSpec
 
 EXAMPLE_ATTRIBUTES = ("example_inputs", "example_input_array", "dummy_inputs")
@@ -94,6 +94,12 @@ def _bounded(spec: TensorSpec, masks: Sequence[AttentionMask]) -> TensorSpec:
 def _inputs(module: nn.Module, request: SourceRequest) -> Declared:
     if request.inputs:
         inputs, _, axes = parse_tensors(request.inputs)
+        for spec in inputs:
+            if spec.datatype is Datatype.BYTES:
+                raise Unsupported(
+                    f"input '{spec.name}' has datatype BYTES, which cannot be exported: PyTorch "
+                    "has no texts; take their tokens as INT64"
+                )
         return inputs, axes
     for attribute in EXAMPLE_ATTRIBUTES:
         try:

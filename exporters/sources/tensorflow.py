@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -42,6 +43,12 @@ DATATYPES: Mapping[str, Datatype] = {
     for datatype, dtype in NUMPY_DTYPES.items()
     if datatype is not Datatype.BF16
 }
+
+#: Operations whose answer to NaN TensorFlow defines; those of Relu and MaxPool are their kernels'.
+COMPARISONS = frozenset(
+    {"Bucketize", "Equal", "Greater", "GreaterEqual", "IsFinite", "IsInf", "IsNan", "Less"}
+    | {"LessEqual", "NotEqual"}
+)
 
 BFLOAT16 = "bfloat16"
 SIGNATURE = "serving_default"
@@ -91,9 +98,23 @@ def load(request: SourceRequest) -> Source:
         signature=signature,
         found_ranges=found,
         reference=reference,
+        compares=functools.partial(_compares, loaded),
         parameter_count=loaded.parameter_count,
         origins=(Origin(path.name, _digest(path)),),
         notices=tuple(loaded.notices),
+    )
+
+
+def _compares(loaded: LoadedModule) -> bool:
+    """Whether an operation of the model tells floats apart, so that NaN has an answer."""
+    specs = {x.name: tf.TensorSpec(x.shape, x.dtype) for x in loaded.inputs}
+    function = tf.function(loaded.model, autograph=False).get_concrete_function(specs)
+    graph = function.graph.as_graph_def()
+    parts = [graph.node, *(part.node_def for part in graph.library.function)]
+    return any(
+        node.op in COMPARISONS and tf.as_dtype(node.attr["T"].type).is_floating
+        for nodes in parts
+        for node in nodes
     )
 
 

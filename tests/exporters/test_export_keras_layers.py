@@ -290,3 +290,37 @@ def test_spectra_are_exported_to_onnx(tmp_path: Path) -> None:
     x = {"x": np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)}
     actual = row.open_session(path)(x)["y"]
     np.testing.assert_allclose(actual, source.reference(x)["y"], atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, thorough(tf.int32)])
+def test_buckets_are_exported_to_onnx(tmp_path: Path, dtype: Any) -> None:
+    def buckets(x: Any) -> Any:
+        return tf.raw_ops.Bucketize(input=x, boundaries=[-1.5, 0.0, 2.0, 2.5])
+
+    source = read(saved_graph(tmp_path / "buckets", buckets, dtype=dtype))
+    x = {"x": np.array([[-2, -1.5, -1], [0, 1, 2], [2.25, 2.5, 3]], dtype.as_numpy_dtype)}
+    actual = exported(source, tmp_path, "onnx")(x)["y"]
+    np.testing.assert_array_equal(actual, source.reference(x)["y"])
+
+
+def test_an_answer_to_nan_is_the_models_if_it_compares_floats(tmp_path: Path) -> None:
+    def handled(x: Any) -> Any:
+        return tf.where(tf.math.is_nan(x), 0.0, x)
+
+    def rectified(x: Any) -> Any:
+        return tf.nn.relu(x)
+
+    chance = read(saved_graph(tmp_path / "rectified", rectified)).compares
+    assert chance is not None
+    assert not chance()
+    source = read(saved_graph(tmp_path / "handled", handled))
+
+    def broken(inputs: Any) -> Any:
+        return {"y": inputs["x"]}
+
+    session: Any = broken
+    session.inputs, session.outputs = ["x"], ["y"]
+    limits = {"samples": 8, "seed": 0, "atol": 1e-5, "rtol": 1e-4}
+    with pytest.raises(ParityError, match="NaN"):
+        parity.check(source, session, **limits)
+    assert parity.check(replace(source, compares=chance), session, **limits).limits

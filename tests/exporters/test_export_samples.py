@@ -75,7 +75,7 @@ def test_every_numeric_datatype_is_drawn_within_one_or_two_bounds(
             assert high is None or values.max() <= high
 
 
-def test_bytes_cannot_be_drawn() -> None:
-    signature = ModelSignature((TensorSpec("s", Datatype.BYTES, (1,)),), (), 1)
-    with pytest.raises(Unsupported, match="'s' has datatype BYTES"):
+def test_brain_floats_cannot_be_drawn() -> None:
+    signature = ModelSignature((TensorSpec("s", Datatype.BF16, (1,)),), (), 1)
+    with pytest.raises(Unsupported, match="'s' has datatype BF16"):
         draw(signature, 1, {}, np.random.default_rng(0))
