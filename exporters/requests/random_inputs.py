@@ -306,7 +306,7 @@ def texts(
 
 def _text(words: Sequence[str], rng: np.random.Generator) -> bytes:
     return " ".join(
-        words[i] for i in rng.integers(len(words), size=rng.integers(MOST_WORDS))
+        words[i] for i in rng.integers(len(words), size=rng.integers(1, MOST_WORDS))
     ).encode()
 
 

@@ -61,10 +61,10 @@ def add(config: ModelConfig, folder: Path, requests: Sequence[Mapping[str, Array
         batch = len(next(iter(request.values()))) if batched else 1
         warmup = config.model_warmup.add(name=f"batch_{batch}", batch_size=batch, count=1)
         for index, spec in enumerate(signature.inputs):
-            element = request[spec.name][0] if batched else request[spec.name]
+            given = request[spec.name][0] if batched else request[spec.name]
+            element = np.asarray(given, NUMPY_DTYPES[spec.datatype])  # one text has no shape
             file = f"{warmup.name}_input_{index}"  # a tensor's name may not be a valid file name
-            data = np.ascontiguousarray(element, NUMPY_DTYPES[spec.datatype])
-            tensor = Tensor(spec.name, spec.datatype, data)
+            tensor = Tensor(spec.name, spec.datatype, np.ascontiguousarray(element))
             (folder / FOLDER / file).write_bytes(raw_tensors.encode(tensor))
             wanted = warmup.inputs[spec.name]
             wanted.data_type = configuration.data_type(spec.datatype)

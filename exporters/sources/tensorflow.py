@@ -83,6 +83,8 @@ def load(request: SourceRequest) -> Source:
     attention_masks.check(signature, masks)
     signature = input_bounds.settle(signature, reference, masks)
     signature, found = input_bounds.with_ranges(signature, reference, masks)
+    if request.inputs:
+        signature = _sized(signature, loaded.model)
     _check_repeats(signature, reference, masks)
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", path.resolve().stem).lstrip("._-")[:128] or "model"
     return Source(
@@ -98,24 +100,50 @@ def load(request: SourceRequest) -> Source:
         signature=signature,
         found_ranges=found,
         reference=reference,
-        compares=functools.partial(_compares, loaded),
+        compares=functools.partial(_compares, signature, loaded.model),
         parameter_count=loaded.parameter_count,
         origins=(Origin(path.name, _digest(path)),),
         notices=tuple(loaded.notices),
     )
 
 
-def _compares(loaded: LoadedModule) -> bool:
+def _compares(signature: ModelSignature, model: TensorFlowModule) -> bool:
     """Whether an operation of the model tells floats apart, so that NaN has an answer."""
-    specs = {x.name: tf.TensorSpec(x.shape, x.dtype) for x in loaded.inputs}
-    function = tf.function(loaded.model, autograph=False).get_concrete_function(specs)
-    graph = function.graph.as_graph_def()
+    graph = _traced(signature, model).graph.as_graph_def()
     parts = [graph.node, *(part.node_def for part in graph.library.function)]
     return any(
         node.op in COMPARISONS and tf.as_dtype(node.attr["T"].type).is_floating
         for nodes in parts
         for node in nodes
     )
+
+
+def _traced(signature: ModelSignature, model: TensorFlowModule) -> Any:
+    """Trace the model with inputs of the signature's sizes, open ones included."""
+    batch = [None] if signature.max_batch_size else []
+    specs = {}
+    for x in signature.inputs:
+        dims = [d if isinstance(d, int) and d >= 0 else None for d in random_inputs.model_dims(x)]
+        specs[x.name] = tf.TensorSpec([*batch, *dims], tf.as_dtype(NUMPY_DTYPES[x.datatype]))
+    return tf.function(model, autograph=False).get_concrete_function(specs)
+
+
+def _sized(signature: ModelSignature, model: TensorFlowModule) -> ModelSignature:
+    """``signature`` with the sizes of outputs that follow from declared sizes of inputs."""
+    if all(-1 not in spec.dims for spec in signature.outputs):
+        return signature
+    try:
+        found = _traced(signature, model).structured_outputs
+    except Exception:  # the conversion says why
+        return signature
+
+    def sized(spec: TensorSpec) -> TensorSpec:
+        if spec.reshape is not None:
+            return spec
+        shape = found[spec.name].shape.as_list()[bool(signature.max_batch_size) :]
+        return replace(spec, dims=tuple(-1 if size is None else size for size in shape))
+
+    return replace(signature, outputs=tuple(map(sized, signature.outputs)))
 
 
 def _check_repeats(

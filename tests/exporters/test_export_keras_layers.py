@@ -11,17 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from modelport.exporters import api
 from modelport.exporters.errors import ParityError
 from modelport.exporters.formats import built_in_graph
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.registry import FORMATS
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.proof import parity
-from modelport.exporters.requests.random_inputs import Fill, texts
+from modelport.exporters.requests import triton_warmup
+from modelport.exporters.requests.random_inputs import Fill, draw, texts
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.runtime.tensorflow_runtime import keras, tf
 from modelport.gateway.errors import Unsupported, UsageError
-from modelport.gateway.types import Datatype
+from modelport.gateway.repository import config
+from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 from tests.keras_models import layers, read, saved, saved_graph
 from tests.thorough import thorough
 
@@ -128,12 +131,30 @@ def test_texts_are_taken_answered_and_proven_in_a_saved_model(tmp_path: Path) ->
         parity.check(replace(other, spec=source.spec), session, **limits)
 
 
+@pytest.mark.thorough
+def test_a_model_of_texts_is_published(tmp_path: Path) -> None:
+    path = saved(tabular(["red", "green", "blue"]), tmp_path / "table.keras")
+    wanted = {"format": "savedmodel", "repository": tmp_path / "repository", "samples": 8}
+    (done,) = api.export(path, **wanted)
+    assert done.version == 1
+
+
+def test_a_text_for_each_row_warms_a_model_up(tmp_path: Path) -> None:
+    spec = TensorSpec("text", Datatype.BYTES, (1,), reshape=())
+    output = TensorSpec("length", Datatype.INT32, (1,), reshape=())
+    signature = ModelSignature((spec,), (output,), 4)
+    wanted = config.build("lengths", FORMATS.builtin["savedmodel"].platform, signature)
+    triton_warmup.add(wanted, tmp_path, triton_warmup.requests(signature, draw, 0))
+    assert [dict(each.inputs)["text"].dims for each in wanted.model_warmup] == [[1], [1]]
+
+
 def test_edges_of_texts_are_none_and_many_words() -> None:
     drawn = {fill: texts((2, 3), np.random.default_rng(0), fill) for fill in Fill}
     assert set(drawn[Fill.MINIMUM].flat) == {b""}
     assert min(map(len, drawn[Fill.MAXIMUM].flat)) > 80
     assert len(set(drawn[Fill.CONSTANT].flat)) == 1
     assert len(set(drawn[Fill.RANDOM].flat)) > 3
+    assert all(drawn[Fill.RANDOM].flat)
 
 
 @pytest.fixture
@@ -243,7 +264,9 @@ def test_checks_of_open_sizes_do_not_end_the_trace(tmp_path: Path) -> None:
         x = keras.Input((None, None, 2), name="x")
         return keras.Model(x, layers.UpSampling2D(2, interpolation="bilinear")(x))
 
-    source = read(saved(build, tmp_path / "larger.keras"))
+    path = saved(build, tmp_path / "larger.keras")
+    assert read(path, inputs=["x:FP32[3,-1,2]"]).signature.outputs[0].dims == (6, -1, 2)
+    source = read(path)
     x = {"x": np.random.default_rng(0).standard_normal((2, 3, 4, 2)).astype(np.float32)}
     (expected,) = source.reference(x).values()
     (actual,) = exported(source, tmp_path, "onnx")(x).values()
@@ -263,9 +286,9 @@ def test_a_graph_and_a_padded_text_run_at_their_own_sizes(tmp_path: Path) -> Non
     axes = read(saved(graph, tmp_path / "graph.keras")).signature.axes
     assert list(axes) == ["axis"]
     source = read(saved(text, tmp_path / "text.keras"))
-    draw = source.spec.sample
-    assert draw is not None
-    rows = draw(source.signature, 50, {"tokens_0": 1}, np.random.default_rng(0))["tokens"]
+    sample = source.spec.sample
+    assert sample is not None
+    rows = sample(source.signature, 50, {"tokens_0": 1}, np.random.default_rng(0))["tokens"]
     assert rows.all()  # the mean of no word is no number
 
 
