@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from modelport.exporters.decompositions.table import COMPLEX, Decomposition, decomposes
 
@@ -72,6 +73,28 @@ for _operator in (
     *(aten.cumsum.default, aten.unfold.default),
 ):
     decomposes(_operator, table=COMPLEX)(partial(_part_by_part, _operator))
+
+
+def _placed(operator: Any, place: int, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """Apply an operator that puts elements of the argument at ``place`` into ``x``."""
+    if not _is_complex(x):
+        return NotImplemented
+    before, values, after = args[:place], _parts(args[place]), args[place + 1 :]
+    pairs = zip(_parts(x), values, strict=True)
+    return _joined(*(operator(a, *before, b, *after, **kwargs) for a, b in pairs))
+
+
+for _operator, _place in (
+    *((aten.copy.default, 0), (aten.slice_scatter.default, 0), (aten.select_scatter.default, 0)),
+    *(
+        (aten.diagonal_scatter.default, 0),
+        (aten.index_put.default, 1),
+        (aten.index_copy.default, 2),
+    ),
+    *((aten.index_add.default, 2), (aten.scatter.src, 2), (aten.scatter_add.default, 2)),
+    *((aten.masked_fill.Scalar, 1), (aten.masked_fill.Tensor, 1)),
+):
+    decomposes(_operator, table=COMPLEX)(partial(_placed, _operator, _place))
 
 
 def _binary(function: Callable[[Parts, Parts], Parts]) -> Callable[..., Any]:
@@ -208,13 +231,19 @@ def _matrix(points: int, rows: int, like: Tensor) -> Parts:
     """Cosines and sines of ``rows`` frequencies at ``points``."""
     steps = torch.arange(points, device=like.device)
     turns = (steps[:rows, None] * steps) % points  # exact angles
-    angle = turns.to(torch.float64) * (2 * math.pi / points)
+    if isinstance(points, int):  # a constant, unlike that of an open size, which TFLite computes
+        turns = turns.to(torch.float64)
+    angle = turns * (2 * math.pi / points)
     return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
 
 
 def _scale(points: int, mode: int) -> float:
     """PyTorch's modes: none, by the root, by the number of points."""
-    return (1.0, points**-0.5, 1 / points)[mode]
+    return 1.0 if mode == 0 else points**-0.5 if mode == 1 else 1 / points
+
+
+def _is_short(size: Any) -> bool:
+    return statically_known_true(size <= MOST_POINTS)
 
 
 def _power_of_two(size: int) -> bool:
@@ -225,9 +254,10 @@ def _power_of_two(size: int) -> bool:
 def fft_r2c(x: Tensor, dim: Sequence[int], mode: int, onesided: bool) -> Any:
     *others, axis = dim
     size = x.shape[axis]
-    if not isinstance(size, int) or size > MOST_POINTS:
+    if not _is_short(size):
         return NotImplemented
-    if onesided and not others and axis in (-1, x.dim() - 1) and _power_of_two(size):
+    is_last = not others and axis in (-1, x.dim() - 1)
+    if onesided and is_last and isinstance(size, int) and _power_of_two(size):
         return NotImplemented  # TFLite has this one
     rows = size // 2 + 1 if onesided else size
     cosine, sine = (part[:rows].mT * _scale(size, mode) for part in _matrix(size, size, x))
@@ -239,7 +269,7 @@ def fft_r2c(x: Tensor, dim: Sequence[int], mode: int, onesided: bool) -> Any:
 @decomposes(aten._fft_c2c.default, table=COMPLEX)
 def fft_c2c(x: Tensor, dim: Sequence[int], mode: int, forward: bool) -> Any:
     sizes = [x.shape[axis] for axis in dim]
-    if not all(isinstance(size, int) and size <= MOST_POINTS for size in sizes):
+    if not all(map(_is_short, sizes)):
         return NotImplemented
     real, imag = _parts(x)
     for axis, size in zip(dim, sizes, strict=True):
@@ -254,7 +284,7 @@ def fft_c2c(x: Tensor, dim: Sequence[int], mode: int, forward: bool) -> Any:
 
 @decomposes(aten._fft_c2r.default, table=COMPLEX)
 def fft_c2r(x: Tensor, dim: Sequence[int], mode: int, last: int) -> Any:
-    if not isinstance(last, int) or last > MOST_POINTS:
+    if not _is_short(last):
         return NotImplemented
     *others, axis = dim
     if others:

@@ -31,6 +31,14 @@ def _length(x: Tensor, dim: int) -> Any:
     return x.shape[dim] if x.dim() else 1
 
 
+@decomposes(aten.embedding_renorm.default)
+def embedding_renorm(weight: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> Tensor:
+    norm = torch.linalg.vector_norm(weight, norm_type, 1, keepdim=True)
+    used = torch.zeros_like(norm).index_fill(0, indices.flatten(), 1)
+    scaled = weight * (max_norm / (norm + 1e-7))
+    return torch.where((norm > max_norm) & (used > 0), scaled, weight)
+
+
 @decomposes(aten.sort.default)
 def sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
     return _top(x, _length(x, dim), dim, descending)

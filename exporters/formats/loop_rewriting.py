@@ -99,6 +99,103 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
 
+class _LaterSteps(ast.NodeTransformer):
+    """The steps of a loop from which on tests such as ``t == 0`` and ``t > 1`` come out the same.
+
+    Attributes:
+        first: the number of steps before.
+        body: the statements of the others, without these tests.
+    """
+
+    def __init__(self, loop: ast.For) -> None:
+        self.first = 0
+        self._step = ast.unparse(loop.target)
+        given = [ast.unparse(x) for x in loop.iter.args] if isinstance(loop.iter, ast.Call) else []
+        self._start = given[0] if len(given) > 1 else "0"
+        self._stride = {"1": 1, "-1": -1}.get(given[2] if len(given) > 2 else "1")
+        self.body = self._visited(copy.deepcopy(loop.body))
+        if self.first and any(_of_type(ast.Break, *loop.body)):
+            raise _Irregular
+
+    def _visited(self, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
+        found = (self.visit(each) for each in statements)
+        return [part for x in found for part in (x if isinstance(x, list) else [x])]
+
+    def visit_If(self, node: ast.If) -> Any:
+        node.test = self._decided(node.test)
+        if isinstance(node.test, ast.Constant):
+            return self._visited(node.body if node.test.value else node.orelse)
+        node.body = self._visited(node.body) or [ast.Pass()]
+        node.orelse = self._visited(node.orelse)
+        return node
+
+    def visit_IfExp(self, node: ast.IfExp) -> Any:
+        node.test = self._decided(node.test)
+        if isinstance(node.test, ast.Constant):
+            return self.visit(node.body if node.test.value else node.orelse)
+        return self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        self.generic_visit(node)
+        return self._decided(node)
+
+    def _decided(self, test: ast.expr) -> ast.expr:
+        if isinstance(test, ast.Name) and test.id == self._step:
+            test = ast.Compare(test, [ast.NotEq()], [ast.Constant(0)])
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            test.operand = self._decided(test.operand)
+            if isinstance(test.operand, ast.Constant):
+                return ast.Constant(not test.operand.value)
+            return test
+        if isinstance(test, ast.BoolOp):
+            values = [self._decided(each) for each in test.values]
+            decisive = isinstance(test.op, ast.Or)  # one such value decides the whole test
+            if any(isinstance(x, ast.Constant) and bool(x.value) is decisive for x in values):
+                return ast.Constant(decisive)
+            test.values = [x for x in values if not isinstance(x, ast.Constant)]
+            return test if len(test.values) > 1 else (*test.values, ast.Constant(not decisive))[0]
+        if isinstance(test, ast.Compare) and len(test.ops) == 1:
+            return self._compared(test, test.left, test.ops[0], test.comparators[0])
+        return test
+
+    def _compared(
+        self, test: ast.Compare, left: ast.expr, operator: ast.cmpop, right: ast.expr
+    ) -> ast.expr:
+        name = type(operator)
+        if ast.unparse(right) == self._step:
+            left, right, name = right, left, _MIRRORED.get(name, name)
+        if ast.unparse(left) != self._step or name not in _FROM or self._stride is None:
+            return test
+        if self._stride < 0:
+            name = _MIRRORED.get(name, name)
+        if ast.unparse(right) == self._start:
+            place = 0
+        elif self._start.isdecimal() and ast.unparse(right).isdecimal():
+            place = (int(ast.unparse(right)) - int(self._start)) * self._stride
+        else:
+            return test
+        value, after = _FROM[name]
+        self.first = max(self.first, place + after)
+        return ast.Constant(value)
+
+
+#: Comparisons with a step: how they come out in the end, and how many steps after it they do.
+_FROM: dict[type[ast.cmpop], tuple[bool, int]] = {
+    ast.Eq: (False, 1),
+    ast.NotEq: (True, 1),
+    ast.Gt: (True, 1),
+    ast.GtE: (True, 0),
+    ast.Lt: (False, 0),
+    ast.LtE: (False, 1),
+}
+_MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.Gt,
+    ast.Gt: ast.Lt,
+    ast.LtE: ast.GtE,
+    ast.GtE: ast.LtE,
+}
+
+
 class _Loop:
     """A loop over numbers or slices of a tensor: what it carries, and the lists it appends to.
 
@@ -107,24 +204,32 @@ class _Loop:
     """
 
     def __init__(self, node: ast.For, function: ast.FunctionDef) -> None:
-        if not isinstance(node.target, ast.Name) or node.orelse or any(_irregular(node.body)):
+        if not isinstance(node.target, ast.Name) or node.orelse:
             raise _Irregular
         self._node, self.step = node, node.target.id
         self.element = ""
         self._bounds = self._bounds_of(node.iter)
+        later = _LaterSteps(node)
+        self._later, self._first = later.body, later.first
+        if any(_irregular(self._later)):
+            raise _Irregular
         arguments = {argument.arg for argument in _of_type(ast.arg, function.args)}
         before = {n.id for n in _names(ast.Store, function) if n.lineno < node.lineno} | arguments
-        stored = {n.id for n in _names(ast.Store, *node.body)} - {self.step}
-        for part in _of_type(ast.Subscript, *node.body):
+        stored = {n.id for n in _names(ast.Store, *self._later)} - {self.step}
+        for part in _of_type(ast.Subscript, *self._later):
             if isinstance(part.ctx, ast.Store):
                 if not isinstance(part.value, ast.Name):
                     raise _Irregular
                 stored.add(part.value.id)
-        self._check_not_used_later(function, {*(stored - before), node.target.id})
+        used_later = set(self._used_later(function))
+        if self._first:  # these steps have set the variables that the others begin with
+            before |= _read_first(self._later) | used_later
+        if used_later & {*(stored - before), node.target.id}:
+            raise _Irregular
         self.carried = sorted(stored & before)
-        self.lists = [name for each in node.body if (name := _appended(each))]
-        uses = [n.id for n in _names(ast.Load, *node.body)]
-        lasts = [ast.unparse(part) for part in _of_type(ast.Subscript, *node.body)]
+        self.lists = [name for each in self._later if (name := _appended(each))]
+        uses = [n.id for n in _names(ast.Load, *self._later)]
+        lasts = [ast.unparse(part) for part in _of_type(ast.Subscript, *self._later)]
         self.last = [name for name in self.lists if f"{name}[-1]" in lasts]
         for name in self.lists:  # appended to once, and read at its end alone
             if uses.count(name) != lasts.count(f"{name}[-1]") + 1 or name in self.carried:
@@ -146,8 +251,8 @@ class _Loop:
             return f"({tensor}.shape[{dim}],)"
         raise _Irregular
 
-    def _check_not_used_later(self, function: ast.FunctionDef, local: set[str]) -> None:
-        """Raise ``_Irregular`` if code after the loop reads a variable that only the loop sets."""
+    def _used_later(self, function: ast.FunctionDef) -> Iterator[str]:
+        """Names that code after the loop reads before it sets them."""
         end = self._node.end_lineno or self._node.lineno
         set_again: dict[str, int] = {}
         for name in sorted(_names(ast.Store, function), key=lambda name: -name.lineno):
@@ -155,8 +260,8 @@ class _Loop:
                 set_again[name.id] = name.lineno
         for name in _names(ast.Load, function):
             first = set_again.get(name.id, name.lineno + 1)
-            if name.lineno > end and name.id in local and first > name.lineno:
-                raise _Irregular
+            if name.lineno > end and first > name.lineno:
+                yield name.id
 
     def variant(self, number: int) -> ast.If:
         """The loop, and its variant where the bounds are open."""
@@ -165,11 +270,14 @@ class _Loop:
         carried, results = ", ".join([*self.carried, *lasts]), ", ".join(news)
         step = f"{PREFIX}step_{number}"
         text = f"if {PREFIX}is_open({self._bounds}):\n"
+        if self._first:
+            text += f"  for {ast.unparse(self._node.target)} in "
+            text += f"{PREFIX}first({self._first}, {self._bounds}):\n    pass\n"
         text += "".join(f"  {PREFIX}last_{name} = {name}[-1]\n" for name in self.last)
         text += f"  def {step}({', '.join([self.step, *self.carried, *lasts])}):\n"
         text += f"    {self.element}\n    return [{carried}], [{results}]\n"
         text += f"  [{carried}], [{results}] = "
-        text += f"{PREFIX}run({step}, {self._bounds}, [{carried}])\n"
+        text += f"{PREFIX}run({step}, {self._bounds}, [{carried}], {self._first})\n"
         for name in self.lists:
             text += f"  {name} = {PREFIX}Steps({name}, {PREFIX}new_{name})\n"
         written = ast.parse(text).body[0]
@@ -178,12 +286,14 @@ class _Loop:
         assert isinstance(written, ast.If)
         definition = next(_of_type(ast.FunctionDef, written))
         definition.body[-1:-1] = list(self._body())
+        if isinstance(first := written.body[0], ast.For):
+            first.body = copy.deepcopy(self._node.body)
         written.orelse = [self._node]
         return written
 
     def _body(self) -> Iterator[ast.stmt]:
         body = _LoopBody(self)
-        for statement in copy.deepcopy(self._node.body):
+        for statement in self._later:
             if name := _appended(statement):
                 value = body.visit(next(_of_type(ast.Call, statement)).args[0])
                 targets = [f"new_{name}", *([f"last_{name}"] if name in self.last else [])]
@@ -198,6 +308,18 @@ class _Loop:
 
 def _irregular(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
     return (part for part in _of_type(ast.AST, *body) if isinstance(part, _IRREGULAR))
+
+
+def _read_first(body: Sequence[ast.stmt]) -> set[str]:
+    """Names that ``body`` reads before it sets them."""
+    read: set[str] = set()
+    known: set[str] = set()
+    for statement in body:
+        changed = [part.target for part in _of_type(ast.AugAssign, statement)]
+        read |= {name.id for name in _of_type(ast.Name, *changed)} - known
+        read |= {n.id for n in _names(ast.Load, statement)} - known
+        known |= {n.id for n in _names(ast.Store, statement)}
+    return read
 
 
 def _appended(statement: ast.AST) -> str:

@@ -20,6 +20,7 @@ from onnxscript import opset18
 from onnxscript.function_libs.torch_lib.ops import core
 from onnxscript.rewriter._matcher import SimplePatternMatcher
 from torch import Tensor, nn
+from torch._decomp import decomposition_table
 from torch.onnx import ONNXProgram
 from torch.onnx._internal.exporter import _decomp
 
@@ -30,6 +31,7 @@ from modelport.exporters.formats import (
     onnx_kernels,
     onnx_opsets,
     open_sizes,
+    pt2,
     tracing,
 )
 from modelport.exporters.formats.base import ExportTarget
@@ -44,7 +46,6 @@ from modelport.gateway.types import Array, ModelSignature
 #: The version of files with the oldest operator set.
 OLDEST_IR = 10
 CPU = "CPUExecutionProvider"
-RECURRENT = ("LSTM", "GRU", "RNN")
 #: Operators of complex tensors that ONNX has.
 _COMPLEX_IN_ONNX = (
     *(torch.ops.aten._fft_r2c.default, torch.ops.aten._fft_c2c.default),
@@ -99,6 +100,8 @@ def _convert(source: Source, module: nn.Module, target: ExportTarget) -> ONNXPro
         _subtraction_of_integers(),
         _exact_constants(),
         _decompositions(),
+        pt2.recurrent_layers(),
+        _recurrent_shapes(),
     ):
         program = torch.onnx.export(
             module,
@@ -117,7 +120,8 @@ def _convert(source: Source, module: nn.Module, target: ExportTarget) -> ONNXPro
 
 def _translations() -> dict[Any, Any]:
     """Operators whose exponentials overflow in onnxscript 0.7 from 89 on, a selection whose size
-    depends on values, and batch normalisation, whose statistics PyTorch leaves out."""
+    depends on values, batch normalisation, whose statistics PyTorch leaves out, and products with
+    a vector, which ONNX Runtime 1.31 takes with the matrix untransposed where it fuses the two."""
     op: Any = opset18  # its types allow no number in CastLike
 
     def logaddexp(self: Any, other: Any) -> Any:
@@ -140,6 +144,12 @@ def _translations() -> dict[Any, Any]:
         elements = op.Reshape(op.Expand(self, op.Shape(mask)), op.Constant(value_ints=[-1]))
         return op.Compress(elements, chosen, axis=0)
 
+    def matmul(self: Any, other: Any) -> Any:
+        if len(other.shape) > 1:
+            return op.MatMul(self, other)
+        last = op.Constant(value_ints=[-1])
+        return op.Squeeze(op.MatMul(self, op.Unsqueeze(other, last)), last)
+
     def batch_norm(
         self: Any, weight: Any, bias: Any, mean: Any, variance: Any, momentum: Any, eps: Any
     ) -> Any:
@@ -152,6 +162,8 @@ def _translations() -> dict[Any, Any]:
     return {
         operators._native_batch_norm_legit_no_training.default: batch_norm,
         operators.masked_select.default: masked_select,
+        operators.matmul.default: matmul,
+        operators.mv.default: matmul,
         operators.logaddexp.default: logaddexp,
         operators.logaddexp2.default: logaddexp2,
         operators.log_sigmoid.default: log_sigmoid,
@@ -163,7 +175,6 @@ def _declare(model: onnx_ir.Model, signature: ModelSignature) -> None:
 
     torch.onnx would leave values inside the graph the names that outputs get, such as ``mean``.
     """
-    _forget_lengths(model.graph)
     ends = {
         id(value): (value, spec)
         for values, specs in (
@@ -185,17 +196,6 @@ def _declare(model: onnx_ir.Model, signature: ModelSignature) -> None:
     for value, spec in zip(model.graph.outputs, signature.outputs, strict=True):
         batch = list(value.shape or ())[: int(signature.max_batch_size > 0)]
         value.shape = onnx_ir.Shape([*batch, *(None if d == -1 else d for d in model_dims(spec))])
-
-
-def _forget_lengths(graph: onnx_ir.Graph) -> None:
-    """Remove the sizes of what is computed from a recurrent layer, which are the example's."""
-    for each in (graph, *graph.subgraphs()):
-        for node in each:
-            unknown = node.op_type in RECURRENT or any(
-                x is not None and x.producer() is not None and x.shape is None for x in node.inputs
-            )
-            for value in node.outputs if unknown else ():
-                value.shape = None
 
 
 def _values(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
@@ -238,6 +238,25 @@ def _decompositions() -> Iterator[None]:
         yield
     finally:
         _decomp.create_onnx_friendly_decomposition_table = create
+
+
+@contextlib.contextmanager
+def _recurrent_shapes() -> Iterator[None]:
+    """Tell recurrent layers' shapes without a run of their steps, which would fix their number."""
+
+    def shapes(x: Tensor, hx: Any, *given: Any) -> tuple[Tensor, ...]:
+        states = hx if isinstance(hx, list | tuple) else [hx]
+        *_, bidirectional, _ = given
+        width = states[0].shape[-1] * (2 if bidirectional else 1)
+        return x.new_empty(*x.shape[:-1], width), *(x.new_empty(each.shape) for each in states)
+
+    operators: tuple[Any, ...] = torch.ops.aten.lstm.input, torch.ops.aten.gru.input
+    originals = {each: decomposition_table[each] for each in operators}
+    decomposition_table.update(dict.fromkeys(operators, shapes))
+    try:
+        yield
+    finally:
+        decomposition_table.update(originals)
 
 
 @contextlib.contextmanager

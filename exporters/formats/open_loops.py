@@ -100,8 +100,10 @@ def _not_negative(place: Tensor, size: Any) -> Tensor:
     return torch.where(place < 0, place + size, place)
 
 
-def run(step: Callable[..., Any], bounds: Sequence[Any], state: list[Any]) -> tuple[Any, Any]:
-    """Repeat ``step`` within ``range(*bounds)``.
+def run(
+    step: Callable[..., Any], bounds: Sequence[Any], state: list[Any], done: int
+) -> tuple[Any, Any]:
+    """Repeat ``step`` within ``range(*bounds)``, after the first ``done`` steps.
 
     A loop that may have no step takes one more, whose results are dropped: scan needs a first one.
 
@@ -111,6 +113,7 @@ def run(step: Callable[..., Any], bounds: Sequence[Any], state: list[Any]) -> tu
     first, stop, stride = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
     if stride not in (1, -1):
         raise NotImplementedError("a loop that leaves out steps")
+    first = first + done * stride
     count = (stop - first) * stride
     spare = 0 if statically_known_true(count >= 1) else 1
     turns = torch.arange(count + spare) - spare

@@ -1,12 +1,13 @@
 """Functions that would turn an open size of a graph into the number that the example has.
 
 Python's ``len`` and ``range`` give plain numbers, ``einsum`` looks for the cheapest order of its
-operands, and pooling of one dimension has a kernel that takes no open size (torch 2.13).
+operands, and pooling of one dimension, ``linspace`` and ``tensor`` take no open size (torch 2.13).
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,11 +15,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils._pytree import tree_leaves
 
 from modelport.exporters.decompositions.composites import traceable_composites
 from modelport.exporters.formats import loop_rewriting, open_loops, packed_sequences
 from modelport.gateway.errors import Unsupported
+
+_MAX_POOL, _TENSOR, _LINSPACE = torch.max_pool1d, torch.tensor, torch.linspace
 
 
 class OpenLoop(BaseException):
@@ -37,6 +42,7 @@ def kept_by(module: nn.Module) -> Iterator[None]:
         "range": _steps,
         **open_loops.NAMES,
         f"{loop_rewriting.PREFIX}run": _run,
+        f"{loop_rewriting.PREFIX}first": _first,
     }
     names = {type(part).__module__ for part in module.modules()}
     places = [sys.modules[n] for n in names if n in sys.modules and not _is_torch(n)]
@@ -46,8 +52,10 @@ def kept_by(module: nn.Module) -> Iterator[None]:
     functions = list(_with_variants(module, places))
     for place, name, _, variant in functions:
         setattr(place, name, variant)
-    pool = torch.max_pool1d
-    torch.max_pool1d = _max_pool1d  # type: ignore[assignment]
+    for function in (_max_pool1d, _tensor, _linspace):
+        setattr(torch, function.__name__[1:], function)
+    validated = Distribution._validate_args
+    Distribution.set_default_validate_args(False)  # it asks for values
     try:
         with (
             torch.backends.opt_einsum.flags(enabled=False),
@@ -62,7 +70,8 @@ def kept_by(module: nn.Module) -> Iterator[None]:
             "at once or in torch's scan"
         ) from None
     finally:
-        torch.max_pool1d = pool
+        torch.max_pool1d, torch.tensor, torch.linspace = _MAX_POOL, _TENSOR, _LINSPACE
+        Distribution.set_default_validate_args(validated)
         for place, name, function, _ in functions:
             setattr(place, name, function)
         for globals_, name in changed:
@@ -108,6 +117,32 @@ def _max_pool1d(
     return pooled.squeeze(-2)
 
 
+def _tensor(data: Any, **options: Any) -> Tensor:
+    """Make a tensor of numbers; open sizes may be among them."""
+    numbers = tree_leaves(data)
+    if not any(isinstance(x, torch.SymInt | torch.SymFloat) for x in numbers):
+        return _TENSOR(data, **options)
+    floats = any(isinstance(x, float | torch.SymFloat) for x in numbers)
+    options.setdefault("dtype", torch.get_default_dtype() if floats else torch.int64)
+    options.pop("requires_grad", None)
+    if not isinstance(data, list | tuple):
+        return torch.scalar_tensor(data, **options)
+    return torch.stack([_tensor(each, **options) for each in data])
+
+
+def _linspace(start: Any, end: Any, steps: Any, **options: Any) -> Tensor:
+    """Numbers from ``start`` to ``end``, counted from the nearer one, as torch does."""
+    if not isinstance(steps, torch.SymInt):
+        return _LINSPACE(start, end, steps, **options)
+    dtype = options.setdefault("dtype", torch.get_default_dtype())
+    place: Tensor = torch.arange(steps, **options)  # type: ignore[call-overload]
+    last = torch.sym_max(steps - 1, 1)  # type: ignore[no-untyped-call]
+    step = torch.scalar_tensor(end - start, dtype=dtype) / last
+    is_near: Any = 2 * place < steps
+    near: Tensor = start + step * place
+    return near.where(is_near, end - step * (last - place))
+
+
 def _length(x: Any) -> Any:
     return x.shape[0] if isinstance(x, Tensor) and x.dim() else len(x)
 
@@ -117,6 +152,11 @@ def _steps(*bounds: Any) -> Iterable[Any]:
         return range(*bounds)
     start, stop, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
     return _counted(start, stop, step)
+
+
+def _first(count: int, bounds: Sequence[Any]) -> Iterable[Any]:
+    """The first steps of an open loop, which are the same for all sizes."""
+    return itertools.islice(_steps(*bounds), count)
 
 
 def _counted(number: Any, stop: Any, step: Any) -> Iterator[Any]:

@@ -101,7 +101,9 @@ class TfliteParitySession:
         try:
             with muted():  # "INFO: Created TensorFlow Lite XNNPACK delegate for CPU."
                 interpreter = Interpreter(str(path), num_threads=os.cpu_count())
-                interpreter.allocate_tensors()
+                details = interpreter.get_input_details()
+                if all(-1 not in each["shape_signature"] for each in details):
+                    interpreter.allocate_tensors()  # an open size is 1 before a run sets it
                 self._runner = interpreter.get_signature_runner(SIGNATURE)
         except (RuntimeError, ValueError) as error:
             reason = first_line(error)

@@ -17,6 +17,7 @@ from modelport.exporters.lowering.built_in import only_built_in
 from modelport.exporters.lowering.operators import OPERATORS
 from modelport.exporters.lowering.registry import name_of
 from modelport.exporters.lowering.simplification import simplify
+from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources import torch_errors
 from modelport.gateway.errors import Unsupported
 
@@ -107,6 +108,7 @@ def _original(node: fx.Node) -> Any:
 
 def elsewhere(operators: Iterable[Any]) -> str:
     """The formats that have all ``operators``, as a remedy."""
-    registry = ONNXRegistry.from_torchlib()
+    with quiet():  # it reports operators of libraries that are not installed
+        registry = ONNXRegistry.from_torchlib()
     in_onnx = all(registry.is_registered(each) for each in operators)
     return f"use --format torchscript{', pt2 or onnx' if in_onnx else ' or pt2'}"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from modelport.exporters.formats import loop_rewriting
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.registry import find_format
 from modelport.exporters.sources.torch_eager import inference_mode
@@ -46,6 +47,46 @@ class Contracts(nn.Module):
         return torch.einsum("bn,bm,bm->bn", x, x, x)
 
 
+class MeasuresItself(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.shape[1]
+        x = x * torch.linspace(-1, 3, size)
+        return x / torch.tensor([[size / 2], [1.0]]).sum() + torch.tensor(size) * torch.tensor(0.5)
+
+
+class Density(nn.Module):
+    """Distributions, which check their arguments' values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        normal = torch.distributions.Normal(x.mean(1, keepdim=True), x.std(1, keepdim=True) + 1)
+        mixed = torch.distributions.Categorical(logits=x)
+        found: Tensor = normal.log_prob(x) + mixed.entropy()[:, None] + normal.cdf(x)
+        return found
+
+
+class RecursAfterPooling(nn.Module):
+    """A recurrent layer over as many steps as an expression of an open size says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.GRU(1, 2, 2, bidirectional=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = functional.max_pool1d(x[:, None], 2).permute(2, 0, 1)
+        last: Tensor = self.layers(steps)[0][-1]
+        return x * last.sum(-1, keepdim=True)
+
+
+class Transforms(nn.Module):
+    """A Fourier transform over a number of points that is open, and its inverse."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = torch.fft.rfft(x, norm="ortho")
+        both = torch.fft.ifft(torch.fft.fft(x) * 2).real + found.abs().sum(-1, keepdim=True)
+        return both + torch.fft.irfft(found, n=x.shape[1], norm="ortho")
+
+
 class Recurs(nn.Module):
     """Regular loops: by number or element, forward or backward, over lists, sums and slots."""
 
@@ -68,6 +109,21 @@ class Recurs(nn.Module):
             pairs.append(pair.sum(-1, keepdim=True))
         rest: Tensor = torch.cat(pairs, 1)
         return torch.stack(states, 1) + written + torch.stack(sums, -1) + rest.sum(1)[:, None]
+
+
+class BeginsApart(nn.Module):
+    """A regular loop whose first step differs from the others."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = []
+        for t in range(x.shape[1]):
+            if t == 0:
+                state = x[:, 0] * 2
+                states.append(state)
+                continue
+            state = torch.sigmoid(state) * x[:, t] + state
+            states.append(state)
+        return torch.stack(states, 1)
 
 
 class Alternates(nn.Module):
@@ -97,7 +153,9 @@ def convert(module: nn.Module, format_name: str, folder: Path) -> float:
 
 
 @pytest.mark.parametrize("format_name", ["onnx", "pt2"])
-@pytest.mark.parametrize("module", [CountsSteps(), Windows(), PoolsSteps(), Contracts()])
+@pytest.mark.parametrize(
+    "module", [CountsSteps(), Windows(), PoolsSteps(), Contracts(), MeasuresItself(), Density()]
+)
 def test_the_artifact_takes_every_size(tmp_path: Path, module: nn.Module, format_name: str) -> None:
     assert convert(module, format_name, tmp_path) < 1e-5
 
@@ -109,6 +167,82 @@ def test_the_artifact_takes_every_size(tmp_path: Path, module: nn.Module, format
 def test_a_regular_loop_takes_every_number_of_steps(tmp_path: Path, format_name: str) -> None:
     assert convert(Recurs(), format_name, tmp_path) < 1e-5
     assert not [name for name in globals() if name.startswith("_open_loop")]
+
+
+@pytest.mark.parametrize(
+    "format_name", [pytest.param(name, marks=pytest.mark.thorough) for name in ("pt2", *MORE)]
+)
+def test_a_loop_whose_first_steps_differ_takes_every_number_of_steps(
+    tmp_path: Path, format_name: str
+) -> None:
+    assert convert(BeginsApart(), format_name, tmp_path) < 1e-5
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("format_name", MORE)
+@pytest.mark.parametrize("module", [RecursAfterPooling(), Transforms()])
+def test_steps_of_any_number_recur_and_are_transformed(
+    tmp_path: Path, module: nn.Module, format_name: str
+) -> None:
+    if format_name == "onnx" and isinstance(module, Transforms):
+        pytest.skip("ONNX Runtime's DFT takes no open size of an inverse")
+    assert convert(module, format_name, tmp_path) < 1e-5
+
+
+LOOP = """
+def loop(values):
+    total, states, size = 0, [], len(values)
+    for t in range({bounds}):
+        first = bool({test})
+        if {test}:
+            total = total + values[t]
+        else:
+            total = 2 * total - values[t] * (1 if {test} else t)
+        states.append(total + first)
+    return total, states
+"""
+PLACES = {"size": "012", "1, size": "123", "size - 1, -1, -1": ("size - 1",)}
+TESTS = [
+    (bounds, form.format(comparison))
+    for bounds, places in PLACES.items()
+    for place in places
+    for operator in ("==", "!=", "<", "<=", ">", ">=")
+    for comparison in (f"t {operator} {place}", f"{place} {operator} t")
+    for form in ("{}", "not {}", "size > 0 and {}", "size < 0 or not {}", "{} or t and t != 2")
+    if "and t" not in form or "-1" not in bounds
+]
+
+
+def variants(cases: list[tuple[str, str]], folder: Path) -> list[tuple[Any, Any]]:
+    """Each loop as it is, and its variant, whose steps Python counts."""
+    found = []
+    for number, (bounds, test) in enumerate(cases):
+        path = folder / f"loop_{number}.py"
+        path.write_text(LOOP.format(bounds=bounds, test=test))
+        names: dict[str, Any] = {}
+        exec(compile(path.read_text(), str(path), "exec"), names)
+        names["_open_loop_is_open"] = lambda bounds: True
+        names["_open_loop_at"] = lambda x, place: x[place]
+        names["_open_loop_run"] = counted
+        names["_open_loop_first"] = lambda count, bounds: range(*bounds)[:count]
+        names["_open_loop_Steps"] = lambda first, rest: first + rest
+        found.append((names["loop"], loop_rewriting.rewritten(names["loop"])))
+    return found
+
+
+def counted(step: Any, bounds: Any, state: list[Any], done: int) -> tuple[Any, Any]:
+    results: list[Any] = []
+    for place in range(*bounds)[done:]:
+        state, (result,) = step(place, *state)
+        results.append(result)
+    return state, [results]
+
+
+def test_a_loop_may_tell_its_first_steps_by_any_comparison(tmp_path: Path) -> None:
+    for (loop, variant), case in zip(variants(TESTS, tmp_path), TESTS, strict=True):
+        for size in range(4, 7):
+            values = [3 * n % 7 - 2 for n in range(size)]
+            assert variant(values) == loop(values), case
 
 
 @pytest.mark.parametrize("module", [Alternates(), Windowed()])
@@ -139,6 +273,29 @@ def test_the_last_of_any_number_of_steps_is_the_last(tmp_path: Path) -> None:
     convert(LastState(), "onnx", tmp_path)  # leaves nothing behind
     for format_name in ("pt2", "savedmodel", "tflite"):
         assert convert(LastState(), format_name, tmp_path) < 1e-6, format_name
+
+
+class TimesVectors(nn.Module):
+    """Products of matrices, as they are and transposed, with vectors on either side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vector = nn.Parameter(torch.arange(3.0) - 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = torch.stack([x, x * x, x + 1], 1)
+        tall = torch.stack([x, x.abs(), x - 2], -1)
+        products = [tall @ self.vector, wide.mT @ self.vector, self.vector @ wide]
+        products += [
+            self.vector @ tall.mT,
+            x * torch.mv(torch.outer(self.vector, self.vector).t(), self.vector).sum(),
+        ]
+        deep = wide[:, None].expand(-1, 2, -1, -1).mT @ self.vector
+        return sum(products, deep.sum(1))
+
+
+def test_products_of_a_matrix_and_a_vector_are_right_in_onnx(tmp_path: Path) -> None:
+    assert convert(TimesVectors(), "onnx", tmp_path) < 1e-5
 
 
 class OneMinus(nn.Module):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from modelport.exporters.lowering.built_in import only_built_in
 from modelport.exporters.lowering.datatypes import cast, floating
 from modelport.exporters.lowering.registry import lowers
 from modelport.exporters.lowering.sizes import axes, product, size
@@ -53,13 +55,23 @@ def prod_all(x: Any, dtype: Any = None) -> Any:
 
 
 def _largest(x: Any, dims: list[int], keepdim: bool) -> Any:
-    reduce = tf.reduce_any if x.dtype == tf.bool else tf.reduce_max
-    return reduce(x, dims, keepdims=keepdim)
+    if x.dtype == tf.bool:
+        return tf.reduce_any(x, dims, keepdims=keepdim)
+    return _without_finite(tf.reduce_max(x, dims, keepdims=keepdim), x, -math.inf, dims, keepdim)
 
 
 def _smallest(x: Any, dims: list[int], keepdim: bool) -> Any:
-    reduce = tf.reduce_all if x.dtype == tf.bool else tf.reduce_min
-    return reduce(x, dims, keepdims=keepdim)
+    if x.dtype == tf.bool:
+        return tf.reduce_all(x, dims, keepdims=keepdim)
+    return _without_finite(tf.reduce_min(x, dims, keepdims=keepdim), x, math.inf, dims, keepdim)
+
+
+def _without_finite(extreme: Any, x: Any, last: float, dims: list[int], keepdim: bool) -> Any:
+    """``extreme``, or infinity where ``x`` has no other: TFLite begins at a finite number."""
+    if not only_built_in() or not x.dtype.is_floating:
+        return extreme
+    infinite = tf.reduce_all(tf.equal(x, last), dims, keepdims=keepdim)
+    return tf.where(infinite, tf.constant(last, x.dtype), extreme)
 
 
 @lowers("amax")

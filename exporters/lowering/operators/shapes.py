@@ -155,8 +155,11 @@ def slice_scatter(
     length = size(x, dim)
     first = _clipped(start, length, 0)
     if step == 1:
-        before = slice_(x, dim, 0, first)
-        return tf.concat([before, source, slice_(x, dim, scalar(first) + size(source, dim))], dim)
+        last = first + size(source, dim)
+        parts = [slice_(x, dim, 0, first), source, slice_(x, dim, last)]
+        # TFLite's delegate cannot join what is empty.
+        parts = [part for part in parts if part.shape[dim] != 0] or [source]
+        return parts[0] if len(parts) == 1 else tf.concat(parts, dim)
     places, last = tf.range(scalar(length)), _clipped(end, length, length)
     inside = (places >= first) & (places < last) & tf.equal((places - first) % step, 0)
     positions = tf.clip_by_value((places - first) // step, 0, scalar(size(source, dim)) - 1)

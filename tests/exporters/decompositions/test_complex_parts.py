@@ -19,6 +19,22 @@ from tests.torch_subjects import fp32, subject, worst
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 SIZE = 12
+
+
+def assigned(z: Tensor) -> Tensor:
+    """Elements put into a complex tensor in every way that Python writes."""
+    y, rows = torch.zeros_like(z), torch.tensor([2, 0])
+    y[:, :, :3] = z[:, :, 3:]
+    y[:, 1] = 2j * z[:, 0]
+    y[:, :, -1:] = z.real[:, :, :1]
+    y[:, rows] = z[:, :2]
+    y.diagonal(dim1=1, dim2=2).copy_(z[:, :, 0])
+    y = y.index_add(1, rows, z[:, :2]).index_copy(2, rows, z[..., :2])
+    y = y.masked_fill(z.real > 1, 1j)
+    places = torch.zeros(y.shape, dtype=torch.int64)
+    return y.scatter_add(1, places, z).scatter(1, places[:, :1], z[:, 1:2])
+
+
 #: Of one complex tensor ``z``, and of the real one ``x`` that has its values.
 COMPUTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sums": lambda z, x: z + x[..., :6] - z.conj() * 2 + 3j - z.sum(-1, True) + z.mean(1, True),
@@ -35,6 +51,7 @@ COMPUTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         torch.view_as_real(z) + 1),
     "of real numbers": lambda z, x: z.real.to(torch.complex64) + z,
     "created": lambda z, x: torch.zeros(3, 6, dtype=torch.complex64) + torch.full((6,), 2j) * z,
+    "assigned": lambda z, x: assigned(z),
     "padded": lambda z, x: nn.functional.pad(z, (1, 2)),
     "transforms": lambda z, x: torch.fft.ifft2(torch.fft.fft(z, dim=1), norm="ortho"),
     "a real transform": lambda z, x: torch.fft.rfft(x)[..., 1:5] + torch.fft.rfft(x, 9)[..., :4],
