@@ -105,6 +105,7 @@ def test_parts_of_scikit_learn_written_in_python_are_trusted_and_others_are_not(
         assert skops_file._is_plain(name), name
     for name in (
         "numpy.load",
+        "sklearn.neighbors._kd_tree.np",
         "sklearn.neighbors._classification.KNeighborsClassifier.predict",
         "sklearn.datasets._base.load_files",
         "sklearn.utils._bunch.Bunch",

@@ -173,7 +173,8 @@ def _is_plain(name: str) -> bool:
         found = getattr(np, attribute, None)
         return isinstance(found, type) and issubclass(found, np.generic)
     if name.startswith((*SEARCH_TREES, DISTANCES)):
-        return True
+        kind = getattr(importlib.import_module(module), attribute, None)
+        return isinstance(kind, type) and kind.__module__ == module
     parts = module.split(".")
     if parts[0] != "sklearn" or not NOT_MODELS.isdisjoint(parts):
         return False
