@@ -38,8 +38,8 @@ TRUSTED = (
     "sklearn.utils.validation.check_array",
 )
 #: Trees that find neighbours, and their distances, which nobody asks.
-SEARCH_TREES = ("sklearn.neighbors._kd_tree.", "sklearn.neighbors._ball_tree.")
-DISTANCES = "sklearn.metrics._dist_metrics."
+SEARCH_TREES = ("sklearn.neighbors._kd_tree", "sklearn.neighbors._ball_tree")
+DISTANCES = "sklearn.metrics._dist_metrics"
 OWN = "sklearn."
 #: Boosted trees in pipelines, which native code reads, and their types.
 BOOSTERS = ("xgboost.", "lightgbm.")
@@ -172,7 +172,7 @@ def _is_plain(name: str) -> bool:
     if module == "numpy":
         found = getattr(np, attribute, None)
         return isinstance(found, type) and issubclass(found, np.generic)
-    if name.startswith((*SEARCH_TREES, DISTANCES)):
+    if module in (*SEARCH_TREES, DISTANCES):
         kind = getattr(importlib.import_module(module), attribute, None)
         return isinstance(kind, type) and kind.__module__ == module
     parts = module.split(".")
