@@ -200,7 +200,7 @@ def counts_positions(spec: TensorSpec) -> bool:
 def _positions(padding: str, shape: tuple[int, ...], rng: np.random.Generator, fill: Fill) -> Array:
     """The positions with data: one or more of each row, and all of every fourth row or so."""
     *rows, size = shape
-    if fill is Fill.MAXIMUM:
+    if fill is Fill.MAXIMUM or not size:
         return np.ones(shape, bool)
     if fill is Fill.MINIMUM:
         lengths = np.ones(rows, np.int64)
@@ -261,6 +261,8 @@ def _values(
     dtype = NUMPY_DTYPES[spec.datatype]
     if spec.datatype is Datatype.BYTES:
         return texts(shape, rng, fill)
+    if 0 in shape:
+        return np.zeros(shape, dtype)
     low, high = _bounds(spec, sizes)
     zero = min(max(0, low), high)
     if fill in (Fill.MINIMUM, Fill.MAXIMUM, Fill.ZERO):
@@ -291,6 +293,8 @@ def texts(
     found = np.full(shape, b"", object)
     flat = found.reshape(-1)
     size = flat.size
+    if not size:
+        return found
     if fill is Fill.MAXIMUM:
         flat[:] = [" ".join(words[: MOST_WORDS**2]).encode()] * size
     elif fill is Fill.ZERO:

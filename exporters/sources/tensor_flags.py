@@ -149,8 +149,8 @@ def _dim(text: str, axes: _Axes, value: _Value) -> int | str:
     if match is None:
         raise ValueError(f"'{text}' is neither a size, -1, nor the name of an axis")
     bounds = None if match["low"] is None else (_size(match["low"]), _size(match["high"]))
-    if bounds is not None and not 0 < bounds[0] <= bounds[1]:
-        raise ValueError(f"the bounds of axis '{match['name']}' are empty")
+    if bounds is not None and not (0 <= bounds[0] <= bounds[1] and bounds[1]):
+        raise ValueError(f"the bounds of axis '{match['name']}' have no size between them")
     axes.add(match["name"], bounds, value)
     return match["name"]
 

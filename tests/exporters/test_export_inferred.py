@@ -235,6 +235,8 @@ def test_contradictory_bounds_are_an_error_that_names_both(
         ),
         (("x:fp32[3]",), "'fp32' is not a datatype; did you mean 'FP32'?"),
         (("x:INT64[3]=9..3",), "the range 9..3 is empty"),
+        (("x:FP32[n=4..3]",), "the bounds of axis 'n' have no size between them"),
+        (("x:FP32[n=0..0]",), "the bounds of axis 'n' have no size between them"),
         (("x:UINT8[3]=-5..5",), "-5 is not a value of UINT8"),
         (("x:INT8[3]=0..128",), "128 is not a value of INT8"),
         (("x:INT64[3]=0.5..2",), "0.5 is not a value of INT64"),

@@ -13,11 +13,12 @@ from torch.nn import functional
 from modelport.exporters.formats import loop_rewriting
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.registry import find_format
+from modelport.exporters.sources.tensor_flags import parse_tensors
 from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.gateway.cli.errors import exit_code
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.types import Axis, ModelSignature
-from tests.torch_subjects import fp32, subject, worst
+from tests.torch_subjects import fp32, grid, subject, worst
 
 SIZES = {"n": Axis("n", 4, 12)}
 MORE = ("onnx", "savedmodel", "tflite")
@@ -144,6 +145,15 @@ class Windowed(nn.Module):
         return torch.stack([x[:, : i + 1].sum(1) for i in range(x.shape[1])], 1)
 
 
+class Remembers(nn.Module):
+    """One step of attention over the states of earlier steps, of which the first step has none."""
+
+    def forward(self, x: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        states = torch.cat([past, x[:, None]], 1)
+        weights = torch.softmax(states @ x[:, :, None], 1)
+        return (weights * states).sum(1), states.flip(1).cumsum(1)[:, :1]
+
+
 def convert(module: nn.Module, format_name: str, folder: Path) -> float:
     signature = ModelSignature((fp32("x", "n"),), (fp32("y", "n"),), 4, SIZES)
     model, row = subject(module.eval(), signature), find_format(format_name)
@@ -158,6 +168,24 @@ def convert(module: nn.Module, format_name: str, folder: Path) -> float:
 )
 def test_the_artifact_takes_every_size(tmp_path: Path, module: nn.Module, format_name: str) -> None:
     assert convert(module, format_name, tmp_path) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "format_name",
+    [
+        *("onnx", "pt2", "torchscript"),
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("savedmodel", "tflite")),
+    ],
+)
+def test_an_axis_may_be_empty(tmp_path: Path, format_name: str) -> None:
+    inputs, _, axes = parse_tensors(["x:FP32[3]", "past:FP32[past=0..5,3]"])
+    outputs = (fp32("answer", 3), fp32("newest", 1, 3))
+    model = subject(Remembers().eval(), ModelSignature(tuple(inputs), outputs, 4, axes))
+    assert any(each["past"].shape[1] == 0 for each in grid(model.signature))
+    row = find_format(format_name)
+    path = tmp_path / row.platform.default_filename
+    row.export(model, path, ExportTarget())
+    assert worst(model, row.open_session(path)) < 1e-5
 
 
 @pytest.mark.parametrize(
