@@ -23,6 +23,7 @@ from modelport.gateway.backends.embedded.instances import Instances
 from modelport.gateway.errors import Internal, ModelportError, QueueFull, TimedOut
 from modelport.gateway.inference.batching.batcher import Batcher
 from modelport.gateway.models.inference_service import within
+from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.types import (
     NO_DEADLINE,
     Datatype,
@@ -305,8 +306,8 @@ async def test_the_ordeal_catches_the_batching_fault_of_mlserver() -> None:
 class Shifted:
     """The known-bad variant that mixes up two answers of a batch now and then."""
 
-    def __init__(self, infer: Infer, execution: Execution) -> None:
-        self._infer, self.execution = infer, execution
+    def __init__(self, infer: Infer, config: ModelConfig, execution: Execution) -> None:
+        self._infer, self.config, self.execution = infer, config, execution
 
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         response = await finished(self._infer(request, deadline))
@@ -316,8 +317,8 @@ class Shifted:
 
 
 async def test_the_ordeal_catches_an_answer_that_is_anothers() -> None:
-    def mixed(config: Any, execution: Execution) -> Any:
-        return Shifted(Sleepy(config, execution), execution)
+    def mixed(config: ModelConfig, execution: Execution) -> Any:
+        return Shifted(Sleepy(config, execution), config, execution)
 
     infer, _, _ = make("dynamic_batching { }", CONFIG, mixed)
     findings = await ordeal(infer, 500)

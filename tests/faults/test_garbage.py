@@ -1,4 +1,4 @@
-"""Requests over HTTP/1.1 and gRPC that have ended: nothing of them waits for the collector."""
+"""Requests that have ended: nothing of them waits for the garbage collector."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import gc
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,6 +18,7 @@ from tests.faults.test_early_cancellation import (
     Connection,
     over_grpc,
     over_http1,
+    over_http2,
     requests_of,
 )
 
@@ -60,13 +62,14 @@ async def garbage(begin: Callable[[], Connection]) -> list[str]:
 async def test_an_answered_request_leaves_nothing_to_the_garbage_collector(
     known_bad: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = {}
+    found: dict[tuple[Any, str], list[str]] = {}
     async with socketless(repository(tmp_path), monkeypatch) as (_, handler, methods):
         for name, (path, document, _) in HTTP.items():
             if "chain" in path:  # it takes a minute
                 continue
             body = httpx.Request("POST", "http://gateway", json=document).content
-            found[path, name] = await garbage(partial(over_http1, handler, path, body))
+            for over in (over_http1, over_http2):
+                found[over, name] = await garbage(partial(over, handler, path, body))
         for service, name, message in grpc_entries():
             content = getattr(message, "message", message).SerializeToString()
             path = f"/{service}/{name}"

@@ -151,6 +151,10 @@ class Http2Exchange(Exchange):
         peer, fields = connection.request_peer, list(head.headers)
         self.request = HttpRequest(head.method, head.target, fields, "2", peer, self)
 
+    def _over(self) -> None:
+        super()._over()
+        del self._stream, self._connection  # the stream has this exchange
+
     def _send_continue(self) -> None:
         self._stream.connection.writer.write(frames.headers(self._stream.number, _CONTINUE))
 
