@@ -121,7 +121,14 @@ def test_a_file_that_the_gateway_refuses_is_not_published(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The known-bad variant: the lengths in the file are those of the example."""
-    monkeypatch.setattr(onnx_format, "_forget_lengths", lambda graph: None)
+
+    def declare_lengths(model: Any, signature: Any) -> None:
+        declare(model, signature)
+        for value in model.graph.outputs:
+            value.shape[1] = 7
+
+    declare = onnx_format._declare
+    monkeypatch.setattr(onnx_format, "_declare", declare_lengths)
     with pytest.raises(Unsupported, match=r"the gateway does not serve this artifact: .*'output'"):
         publish("gru", "onnx", tmp_path)
     assert not (tmp_path / "repository").exists()

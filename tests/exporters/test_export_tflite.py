@@ -216,7 +216,6 @@ def tensorflow_source(call: Any) -> Source:
 @pytest.mark.parametrize(
     ("call", "operator"),
     [
-        (lambda x: x[:, :, None][:, :, 0], r"tf\.StridedSlice"),
         (lambda x: tf.math.erf(x), r"tf\.Erf"),
         (lambda x: tf.math.digamma(tf.math.erf(x)), r"tf\.Digamma, tf\.Erf"),
     ],
