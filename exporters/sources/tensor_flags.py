@@ -150,7 +150,7 @@ def _dim(text: str, axes: _Axes, value: _Value) -> int | str:
         raise ValueError(f"'{text}' is neither a size, -1, nor the name of an axis")
     bounds = None if match["low"] is None else (_size(match["low"]), _size(match["high"]))
     if bounds is not None and not (0 <= bounds[0] <= bounds[1] and bounds[1]):
-        raise ValueError(f"the bounds of axis '{match['name']}' have no size between them")
+        raise ValueError(f"the bounds of axis '{match['name']}' are empty")
     axes.add(match["name"], bounds, value)
     return match["name"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from modelport.gateway.backend_registry import PYTHON, Platform, platforms
 from modelport.gateway.errors import IntegrityError, InvalidArgument
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository import python_file, signing, untrusted_files
+from modelport.gateway.repository import python_file, untrusted_files
 from modelport.gateway.repository.scan import (
     VERSION_NAME,
     ModelEntry,
@@ -81,13 +81,19 @@ def names_of(path: Path) -> list[str]:
 
 
 def _name_of(path: Path, whole: Path, usual: bool) -> str:
-    name = signing.certified_name(whole)
+    name = _certified_name(whole)
     if not name and usual and is_model_name(path.parent.name):  # not in the current folder
         return path.parent.name
     name = name or (whole.name if whole.is_dir() else whole.stem)
     if not is_model_name(name):
         raise InvalidArgument(f"'{name}' is not a model's name; name it: NAME={path}")
     return name
+
+
+def _certified_name(artifact: Path) -> str:
+    from modelport.gateway.repository import signing
+
+    return signing.certified_name(artifact)
 
 
 def scan(path: Path, name: str) -> ModelEntry:
@@ -154,5 +160,5 @@ def _standalone(path: Path, platform: Platform, name: str) -> ModelEntry:
     version = VersionEntry(1, path.parent, fingerprint(path.parent, found))
     return ModelEntry(
         name, path.parent, configuration.to_text(config), {1: version},
-        certified=signing.certified_name(path),
+        certified=_certified_name(path),
     )  # fmt: skip

@@ -163,7 +163,7 @@ def test_a_name_is_given_once(client: RegionClient) -> None:
     ("key", "byte_size", "offset"),
     [
         *(("../../etc/passwd", 1, 0), ("/../etc/passwd", 1, 0), ("/etc/passwd", 1, 0)),
-        *(("/a/b", 1, 0), ("", 1, 0), ("/", 1, 0), ("/test-not-there", 1, 0)),
+        *(("/a/b", 1, 0), ("", 1, 0), ("/", 1, 0)),
         *(("/triton_python_backend_shm_region_1", 1, 0), ("KEY", 65, 0), ("KEY", 0, 0)),
         *(("KEY", 1, 64), ("KEY", 2, 2**63 - 1), ("KEY", 2**63 - 1, 2), ("KEY", 2**64 - 1, 2)),
     ],
@@ -176,6 +176,16 @@ def test_a_registration_of_anything_but_a_clients_memory_is_refused(
     key = key.replace("KEY", f"/{name}")
     error = client.control.refusal("register_system_shared_memory", name, key, byte_size, offset)
     assert error.status() == status(client.transport, 400, "INVALID_ARGUMENT")
+    wire.assert_public(error.message(), key)
+    assert client.status() == []
+
+
+def test_an_object_that_is_not_there_is_an_internal_error_as_in_triton(
+    client: RegionClient,
+) -> None:
+    key = "/test-not-there"
+    error = client.control.refusal("register_system_shared_memory", "r", key, 1)
+    assert error.status() == status(client.transport, 500, "INTERNAL")
     wire.assert_public(error.message(), key)
     assert client.status() == []
 

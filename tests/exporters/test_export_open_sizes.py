@@ -145,7 +145,7 @@ class Windowed(nn.Module):
         return torch.stack([x[:, : i + 1].sum(1) for i in range(x.shape[1])], 1)
 
 
-class Remembers(nn.Module):
+class AttendsToThePast(nn.Module):
     """One step of attention over the states of earlier steps, of which the first step has none."""
 
     def forward(self, x: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,7 +180,7 @@ def test_the_artifact_takes_every_size(tmp_path: Path, module: nn.Module, format
 def test_an_axis_may_be_empty(tmp_path: Path, format_name: str) -> None:
     inputs, _, axes = parse_tensors(["x:FP32[3]", "past:FP32[past=0..5,3]"])
     outputs = (fp32("answer", 3), fp32("newest", 1, 3))
-    model = subject(Remembers().eval(), ModelSignature(tuple(inputs), outputs, 4, axes))
+    model = subject(AttendsToThePast().eval(), ModelSignature(tuple(inputs), outputs, 4, axes))
     assert any(each["past"].shape[1] == 0 for each in grid(model.signature))
     row = find_format(format_name)
     path = tmp_path / row.platform.default_filename
@@ -188,10 +188,8 @@ def test_an_axis_may_be_empty(tmp_path: Path, format_name: str) -> None:
     assert worst(model, row.open_session(path)) < 1e-5
 
 
-@pytest.mark.parametrize(
-    "format_name",
-    ["pt2", *(pytest.param(name, marks=pytest.mark.thorough) for name in MORE)],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("format_name", ["pt2", *MORE])
 def test_a_regular_loop_takes_every_number_of_steps(tmp_path: Path, format_name: str) -> None:
     assert convert(Recurs(), format_name, tmp_path) < 1e-5
     assert not [name for name in globals() if name.startswith("_open_loop")]
@@ -266,6 +264,7 @@ def counted(step: Any, bounds: Any, state: list[Any], done: int) -> tuple[Any, A
     return state, [results]
 
 
+@pytest.mark.thorough
 def test_a_loop_may_tell_its_first_steps_by_any_comparison(tmp_path: Path) -> None:
     for (loop, variant), case in zip(variants(TESTS, tmp_path), TESTS, strict=True):
         for size in range(4, 7):

@@ -128,7 +128,8 @@ CALLS: dict[str, MethodCall] = {
     f"{OIP}/LogSettings": MethodCall(OK, _silent, other=DENIED),
     f"{OIP}/SystemSharedMemoryStatus": MethodCall(OK, _plain(pb.SystemSharedMemoryStatusRequest)),
     f"{OIP}/SystemSharedMemoryRegister": MethodCall(
-        INVALID, _plain(pb.SystemSharedMemoryRegisterRequest, name="r", key="/none", byte_size=16)
+        INVALID,
+        _plain(pb.SystemSharedMemoryRegisterRequest, name="r", key="/no/object", byte_size=16),
     ),
     f"{OIP}/SystemSharedMemoryUnregister": MethodCall(
         OK, _plain(pb.SystemSharedMemoryUnregisterRequest)

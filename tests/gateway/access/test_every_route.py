@@ -54,7 +54,7 @@ class RouteCase(NamedTuple):
     headers: Mapping[str, str] = {}
 
 
-REGION = {"key": "/no-such-object", "byte_size": 16}
+REGION = {"key": "/no/object", "byte_size": 16}
 ROUTES: dict[str, RouteCase] = {
     "GET /": RouteCase(200),
     "OPTIONS /": RouteCase(200),
