@@ -155,6 +155,7 @@ def test_int8_products_never_saturate_on_a_processor_without_vnni(
     assert max(2 * 255 * np.abs(each).max() for each in weights) < 2**15
 
 
+@pytest.mark.thorough
 def test_too_many_changed_decisions_exit_3_and_leave_the_repository_as_it_was(
     invoke: Invoke, fraud_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

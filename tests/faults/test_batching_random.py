@@ -297,6 +297,7 @@ class AdaptiveBatcher:
                 self._replies[number].set_exception(error)
 
 
+@pytest.mark.thorough
 async def test_the_ordeal_catches_the_batching_fault_of_mlserver() -> None:
     model = Sleepy(None, Execution())
     findings = await ordeal(AdaptiveBatcher(model, 8, 0.001), 2000, hung=2.0)
