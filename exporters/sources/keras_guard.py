@@ -137,7 +137,10 @@ def damaged(path: Path, error: BaseException) -> ModelportError:
             "code is never run; save a SavedModel with model.export(folder), and export that"
         )
     reason = " ".join(str(error).split())[:200] or type(error).__name__
-    return IntegrityError(f"'{path.name}' is damaged ({reason}); save or copy it again")
+    return IntegrityError(
+        f"'{path.name}' is damaged, or Keras cannot load what it has saved ({reason}); copy it "
+        "again, or save a SavedModel with model.export(folder)"
+    )
 
 
 def _check_members(path: Path, archive: zipfile.ZipFile) -> None:
