@@ -120,7 +120,7 @@ class GatewayServer:
         self._access_log: AccessLog | None = None
         if settings.access_log is not None:
             self._access_log = AccessLog(settings.access_log, worker)
-            self._observer.log(self._access_log.note)
+            self._observer.log(self._access_log)
         self._recorder: RequestRecorder | None = None
         if settings.record is not None:
             self._recorder = RequestRecorder(settings.record, worker)

@@ -40,8 +40,7 @@ def begin(
     observer: RequestObserver, request: HttpRequest, context: Context
 ) -> RequestRecord | None:
     """Make the record of an HTTP request whose handler is about to be called in ``context``."""
-    recorder = observer.recorder
-    captured = None if recorder is None else recorder.capture()
+    captured = observer.capture()
     if captured is None:
         if observer.only_samples:
             return None
@@ -50,8 +49,7 @@ def begin(
         captured.target = request.raw_path + query
         captured.unread = request.body.whole
         request.body = _CapturedBody(request.body, captured)
-    protocol, address = f"HTTP/{request.version}", request.peer.client
-    client = "" if address is None else address[0]
+    protocol, client = f"HTTP/{request.version}", _address(request.peer)
     return observer.begin(
         protocol, request.method, request.raw_path, request.fields, client, context, captured
     )
@@ -110,9 +108,9 @@ def refused(
 ) -> None:
     """Give the observer the record of a request that no handler sees."""
     path = path.partition(b"?")[0]
-    client = "" if peer.client is None else peer.client[0]
-    captured = None if observer.recorder is None else observer.recorder.capture()
-    record = observer.begin("HTTP", method, path, fields, client, Context(), captured)
+    record = observer.begin(
+        "HTTP", method, path, fields, _address(peer), Context(), observer.capture()
+    )
     status, message = error
     if record is not None:
         record.failed(message)
@@ -123,7 +121,7 @@ def begin_call(
     observer: RequestObserver, path: bytes, fields: Fields, peer: tuple[str, int] | None
 ) -> RequestRecord | None:
     """Make the record of a gRPC call, whose handler is to run in the record's context."""
-    captured = None if observer.recorder is None else observer.recorder.capture()
+    captured = observer.capture()
     if captured is None and observer.only_samples and path != MESSAGES:
         return None
     client = peer[0] if peer else ""
@@ -214,3 +212,7 @@ def _end(record: RequestRecord, status: int) -> None:
         if content is not None:
             captured.received(content)
     record.end(status, is_failure=status >= 400 or bool(record.error))
+
+
+def _address(peer: Peer) -> str:
+    return peer.client[0] if peer.client is not None else ""

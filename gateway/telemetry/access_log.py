@@ -6,7 +6,7 @@ import random
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, Final
 
@@ -64,13 +64,9 @@ class AccessLog:
         self._kept: deque[bytes] = deque(maxlen=KEPT)
         self._notable: deque[bytes] = deque(maxlen=KEPT_NOTABLE)
 
-    @property
-    def note(self) -> Callable[[RequestRecord], None]:
-        """Writes the line of a request that has ended, if it is to have one."""
-        return self.file.append if self._share >= 1.0 else self._sample
-
-    def _sample(self, record: RequestRecord) -> None:
-        if self._is_notable(record) or random.random() < self._share:
+    def __call__(self, record: RequestRecord) -> None:
+        """Write the line of a request that has ended, if it is to have one."""
+        if self._share >= 1.0 or self._is_notable(record) or random.random() < self._share:
             self.file.append(record)
 
     def _is_notable(self, record: RequestRecord) -> bool:

@@ -91,8 +91,7 @@ class RequestRecord:
         self.span: Span | None = None
         self.captured: CapturedTraffic | None = None
         self.chosen = self.ended = self.is_failure = self.streams = False
-        stated = fields.get(REQUEST_ID)
-        self.request_id = _request_id(stated) if stated else random_id()
+        self.request_id = _request_id(fields.get(REQUEST_ID, b""))
 
     def infers(self, model: str, version: int, request: InferRequest) -> CapturedInference | None:
         """Note the inference request, and the version that answers it.
@@ -219,6 +218,10 @@ class RequestObserver:
         others = self.tracer is not None or self.access_log is not None
         self.active = others or self.recorder is not None
         self.only_samples = self.active and not others
+
+    def capture(self) -> CapturedTraffic | None:
+        """Make the place for the content of a request, if it may be recorded."""
+        return None if self.recorder is None else self.recorder.capture()
 
     def begin(
         self,

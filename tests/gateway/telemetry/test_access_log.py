@@ -217,10 +217,10 @@ def test_a_record_that_waits_for_the_disk_keeps_little_of_its_request() -> None:
 
 def test_a_file_that_is_copied_and_truncated_goes_on_from_its_beginning(path: Path) -> None:
     log = AccessLog(AccessLogSettings(str(path)))
-    log.note(hostile("before"))
+    log(hostile("before"))
     eventually(path.read_text, "the first line")
     path.write_text("")  # logrotate's copytruncate
-    log.note(hostile("after"))
+    log(hostile("after"))
     log.file.close()
     assert [json.loads(each)["model"] for each in path.read_text().splitlines()] == ["after"]
 
@@ -236,7 +236,7 @@ def test_lines_that_wait_are_written_together(path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(LogFile, "_append", count)
     log = AccessLog(AccessLogSettings(str(path)))
     for _ in range(1000):
-        log.note(hostile("x"))
+        log(hostile("x"))
     log.file.close()
     assert path.read_text().count("\n") == sum(writes) == 1000
     assert len(writes) < 50
