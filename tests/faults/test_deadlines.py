@@ -276,7 +276,8 @@ async def test_a_step_of_an_ensemble_is_not_begun_when_the_time_is_over(
         reply = await gateway.client.post(
             "/v2/models/chain/infer", json={"inputs": INPUTS}, headers={NAME: "50"}
         )
-        assert (reply.status_code, said(reply)) == (503, EXPIRED)
+        # The step's own limit may end it before the ensemble's does, and then the text names it.
+        assert (reply.status_code, EXPIRED in said(reply)) == (503, True)
         assert gateway.asked == ["slow"]
 
 
