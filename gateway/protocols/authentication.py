@@ -9,6 +9,7 @@ from modelport.gateway.access.context import CURRENT, AccessRecord
 from modelport.gateway.access.credential_headers import fields
 from modelport.gateway.errors import ModelportError, Unauthenticated, Unavailable
 from modelport.gateway.protocols.http_message import Answer, Handler, HttpRequest, HttpResponse
+from modelport.gateway.telemetry import request_record
 
 #: Makes the response to a request that is refused.
 Refuse = Callable[[HttpRequest, ModelportError], HttpResponse]
@@ -38,6 +39,9 @@ def authenticated(handler: Handler, access: Access, refuse: Refuse) -> Handler:
             except Unavailable as error:
                 return refuse(request, error)
         CURRENT.set(context)
+        observed = request_record.CURRENT.get()
+        if observed is not None:
+            observed.caller = context.principal.name
         answer = handler(request)
         record = context.record
         if record is None or not context.caller.has_quota:

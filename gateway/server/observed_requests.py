@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextvars import Context, copy_context
 from typing import TYPE_CHECKING
 
-from modelport.gateway.access import context as access
 from modelport.gateway.protocols.http_message import (
     Answer,
     Handler,
@@ -36,11 +34,13 @@ if TYPE_CHECKING:
     from modelport.gateway.server.grpc.service import Ending
 
 
-def begin(
-    observer: RequestObserver, request: HttpRequest, context: Context
-) -> RequestRecord | None:
-    """Make the record of an HTTP request whose handler is about to be called in ``context``."""
-    captured = observer.capture()
+#: By the version of a request.
+_PROTOCOLS = {version: f"HTTP/{version}" for version in ("1.0", "1.1", "2")}
+
+
+def begin(observer: RequestObserver, request: HttpRequest) -> RequestRecord | None:
+    """Make the record of an HTTP request whose handler is about to be called."""
+    captured = None if observer.recorder is None else observer.recorder.capture()
     if captured is None:
         if observer.only_samples:
             return None
@@ -49,9 +49,10 @@ def begin(
         captured.target = request.raw_path + query
         captured.unread = request.body.whole
         request.body = _CapturedBody(request.body, captured)
-    protocol, client = f"HTTP/{request.version}", _address(request.peer)
+    client, protocol = request.peer.client, _PROTOCOLS[request.version]
+    address = "" if client is None else client[0]
     return observer.begin(
-        protocol, request.method, request.raw_path, request.fields, client, context, captured
+        protocol, request.method, request.raw_path, request.fields, address, captured
     )
 
 
@@ -87,15 +88,15 @@ def sent(record: RequestRecord, received_bytes: int, body: Buffer, more: bool) -
     if record.captured is not None and body:
         record.captured.sent(body)
     if not more:
-        record.request_bytes = received_bytes
-        _end(record, record.status)
+        record.request_bytes, status = received_bytes, record.status
+        record.end(status, is_failure=status >= 400 or bool(record.error))
 
 
 def abandoned(record: RequestRecord, received_bytes: int) -> None:
     """Note that the client has gone before its response was complete."""
     record.request_bytes = received_bytes
     record.failed("the client has disconnected")
-    _end(record, record.status or CLIENT_CLOSED_REQUEST)
+    record.end(record.status or CLIENT_CLOSED_REQUEST, is_failure=True)
 
 
 def refused(
@@ -108,9 +109,9 @@ def refused(
 ) -> None:
     """Give the observer the record of a request that no handler sees."""
     path = path.partition(b"?")[0]
-    record = observer.begin(
-        "HTTP", method, path, fields, _address(peer), Context(), observer.capture()
-    )
+    captured = None if observer.recorder is None else observer.recorder.capture()
+    address = "" if peer.client is None else peer.client[0]
+    record = observer.begin("HTTP", method, path, fields, address, captured)
     status, message = error
     if record is not None:
         record.failed(message)
@@ -121,11 +122,11 @@ def begin_call(
     observer: RequestObserver, path: bytes, fields: Fields, peer: tuple[str, int] | None
 ) -> RequestRecord | None:
     """Make the record of a gRPC call, whose handler is to run in the record's context."""
-    captured = observer.capture()
+    captured = None if observer.recorder is None else observer.recorder.capture()
     if captured is None and observer.only_samples and path != MESSAGES:
         return None
     client = peer[0] if peer else ""
-    return observer.begin(GRPC, "", path, dict(fields), client, Context(), captured)
+    return observer.begin(GRPC, "", path, dict(fields), client, captured)
 
 
 def received(record: RequestRecord, body: Buffer) -> None:
@@ -161,9 +162,9 @@ def observing(handler: Handler, observer: RequestObserver) -> Handler:
     """Give the observer the inference requests to ``handler``, whose listener has no observer."""
 
     def both(request: HttpRequest) -> Answer:
-        version = f"HTTP/{request.version}"
+        protocol = _PROTOCOLS[request.version]
         infers = (
-            observer.active and observer.describe(version, request.method, request.raw_path).infers
+            observer.active and observer.describe(protocol, request.method, request.raw_path).infers
         )
         return _observed(handler, observer, request) if infers else handler(request)
 
@@ -173,7 +174,7 @@ def observing(handler: Handler, observer: RequestObserver) -> Handler:
 async def _observed(
     handler: Handler, observer: RequestObserver, request: HttpRequest
 ) -> HttpResponse:
-    record = begin(observer, request, Context())
+    record = begin(observer, request)
     if record is None:
         return await finished(handler(request))
     CURRENT.set(record)
@@ -184,8 +185,6 @@ async def _observed(
     except BaseException:
         abandoned(record, size)
         raise
-    finally:
-        record.context = copy_context()
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         record.error = ""  # that of the cancelled handler
@@ -196,23 +195,3 @@ async def _observed(
     headers = answered(record, response.status, response.headers)
     sent(record, size, response.body, more=False)
     return HttpResponse(response.status, response.body, headers, response.parts)
-
-
-def _end(record: RequestRecord, status: int) -> None:
-    """End the record of an HTTP request, with the name of the caller."""
-    context = record.context.get(access.CURRENT)
-    if context is not None:
-        record.caller = context.principal.name
-    captured = record.captured
-    if captured is not None and captured.unread is not None:
-        # A request that is refused for its head has a body, too.
-        is_known = captured.was_read or status in (401, 403)  # of strangers nothing is kept
-        content = None if is_known else captured.unread()
-        captured.unread = None
-        if content is not None:
-            captured.received(content)
-    record.end(status, is_failure=status >= 400 or bool(record.error))
-
-
-def _address(peer: Peer) -> str:
-    return peer.client[0] if peer.client is not None else ""

@@ -72,6 +72,18 @@ class CapturedTraffic:
         if self._has_room(len(content)):
             self.request.append(bytes(content))
 
+    def take_unread(self, status: int) -> None:
+        """Note the body of a request that has ended and that nobody has read.
+
+        A request that is refused for its head has one, too; of strangers' nothing is kept.
+        """
+        take, self.unread = self.unread, None
+        if take is None or self.was_read or status in (401, 403):
+            return
+        content = take()
+        if content is not None:
+            self.received(content)
+
     def sent(self, content: Content) -> None:
         """Note a part of the response's body."""
         if self._has_room(len(content)):

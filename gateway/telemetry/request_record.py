@@ -11,7 +11,8 @@ import random
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextvars import Context, ContextVar
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from modelport.gateway.telemetry.captured_traffic import CapturedInference, CapturedTraffic
@@ -29,6 +30,7 @@ MESSAGES = b"/inference.GRPCInferenceService/ModelStreamInfer"
 Fields = Mapping[bytes, bytes]
 #: nginx's status of a request whose client did not wait for the response.
 CLIENT_CLOSED_REQUEST = 499
+_NO_FIELDS: Fields = MappingProxyType({})
 
 
 class RouteNames(NamedTuple):
@@ -53,7 +55,6 @@ class RequestRecord:
         started_at: Nanoseconds since the epoch; other times are those of ``time.perf_counter_ns``.
         protocol: ``HTTP/1.1`` and the like, or ``GRPC``, whose ``method`` is empty.
         client: Address of the client; empty on a UNIX domain socket.
-        context: The context of the request, in which its parts set their variables.
         id: The client's own id of an inference request.
         status: HTTP status; 0 over gRPC, which has ``grpc_status``, the name of a code.
         side: The side of a rollout that answers: ``baseline`` or ``candidate``.
@@ -65,8 +66,8 @@ class RequestRecord:
     """
 
     __slots__ = (
-        "_observer", "caller", "captured", "chosen", "client", "context", "ended", "ended_ns",
-        "error", "fields", "grpc_status", "id", "is_failure", "method", "model", "path", "protocol",
+        "_observer", "caller", "captured", "chosen", "client", "ended", "ended_ns", "error",
+        "fields", "grpc_status", "id", "is_failure", "method", "model", "path", "protocol",
         "request_bytes", "request_id", "response_bytes", "side", "span", "started_at",
         "started_ns", "status", "streams", "timing", "version",
     )  # fmt: skip
@@ -79,19 +80,19 @@ class RequestRecord:
         path: bytes,
         fields: Fields,
         client: str,
-        context: Context,
     ) -> None:
         self._observer = observer
         self.started_at, self.started_ns = time.time_ns(), time.perf_counter_ns()
         self.protocol, self.method, self.path = protocol, method[:MAX_TEXT], path[:MAX_TEXT]
-        self.fields, self.client, self.context = fields, client, context
+        self.fields, self.client = fields, client
         self.version = self.status = self.request_bytes = self.response_bytes = self.ended_ns = 0
         self.caller = self.model = self.id = self.side = self.error = self.grpc_status = ""
         self.timing: Timing | None = None
         self.span: Span | None = None
         self.captured: CapturedTraffic | None = None
         self.chosen = self.ended = self.is_failure = self.streams = False
-        self.request_id = _request_id(fields.get(REQUEST_ID, b""))
+        stated = fields.get(REQUEST_ID)
+        self.request_id = random_id() if stated is None else _request_id(stated)
 
     def infers(self, model: str, version: int, request: InferRequest) -> CapturedInference | None:
         """Note the inference request, and the version that answers it.
@@ -115,9 +116,8 @@ class RequestRecord:
     def message(self, size: int) -> RequestRecord:
         """Make the record of a request in this one's stream, and let the task have it."""
         self.streams, self.captured = True, None
-        context = Context()
         made = RequestRecord(
-            self._observer, self.protocol, self.method, self.path, self.fields, self.client, context
+            self._observer, self.protocol, self.method, self.path, self.fields, self.client
         )
         made.request_id, made.caller, made.request_bytes = self.request_id, self.caller, size
         tracer = self._observer.tracer
@@ -147,9 +147,10 @@ class RequestRecord:
             if observer.access_log is not None:
                 observer.access_log(self)
             if self.captured is not None and observer.recorder is not None:
+                self.captured.take_unread(status)
                 observer.recorder.record(self, self.captured)
-        # The record waits for the disk; what else the request had does not, nor does a circle.
-        self.fields, self.context, self.captured = {}, Context(), None
+        # The record waits for the disk; what else the request had does not.
+        self.fields, self.captured = _NO_FIELDS, None
 
     def route(self) -> RouteNames:
         return self._observer.describe(self.protocol, self.method, self.path)
@@ -219,10 +220,6 @@ class RequestObserver:
         self.active = others or self.recorder is not None
         self.only_samples = self.active and not others
 
-    def capture(self) -> CapturedTraffic | None:
-        """Make the place for the content of a request, if it may be recorded."""
-        return None if self.recorder is None else self.recorder.capture()
-
     def begin(
         self,
         protocol: str,
@@ -230,12 +227,11 @@ class RequestObserver:
         path: bytes,
         fields: Fields,
         client: str,
-        context: Context,
         captured: CapturedTraffic | None = None,
     ) -> RequestRecord | None:
-        """Make the record of a request, which the parts that run in ``context`` find.
+        """Make the record of a request; None: nobody wants it.
 
-        There is none if nobody wants it.
+        The caller sets ``CURRENT`` in the context of the handler, whose parts find it there.
         """
         chosen = None
         if self.tracer is not None:
@@ -245,9 +241,8 @@ class RequestObserver:
             holds_messages = self.recorder is not None and path == MESSAGES
             if not holds_messages:
                 return None
-        record = RequestRecord(self, protocol, method, path, fields, client, context)
+        record = RequestRecord(self, protocol, method, path, fields, client)
         record.chosen, record.captured = bool(chosen), captured
-        context.run(CURRENT.set, record)
         return record
 
 
@@ -265,4 +260,4 @@ def _request_id(stated: bytes) -> str:
 
 def random_id() -> str:
     """Make an id of 32 hexadecimal digits."""
-    return random.getrandbits(128).to_bytes(16, "big").hex()
+    return f"{random.getrandbits(128):032x}"

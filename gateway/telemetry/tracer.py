@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,8 @@ class Tracer:
         self._observer = observer
         self._file: TraceFile | None = None
         self._export: OpenTelemetry | None = None
+        #: The headers that may have a client's context.
+        self._context_fields: Sequence[bytes] = ()
         if config.mode is TraceMode.TRITON and config.file:
             self._file = TraceFile(Path(f"{config.file}.worker{worker}" if worker else config.file))
         #: By model; empty: the global one. None: no traces.
@@ -81,6 +84,7 @@ class Tracer:
                 from modelport.gateway.telemetry import trace_export
 
             self._export = trace_export.OpenTelemetry(self.settings.config)
+            self._context_fields = tuple(self._export.fields)
         self._observer.trace(self if traces else None)
 
     def document(self, model: str = "") -> dict[str, Any]:
@@ -107,9 +111,13 @@ class Tracer:
         if counter is not None and counter.chooses():
             return True
         # A model's own setting, or the client's context, may ask for what the global one does not.
-        export = self._export
-        asks = export is not None and not export.fields.isdisjoint(fields)
-        return False if asks or len(self._counters) > 1 else None
+        if len(self._counters) > 1:
+            return False
+        # Not by ``isdisjoint``, which would hash the name of each header.
+        for name in self._context_fields:
+            if name in fields:
+                return False
+        return None
 
     def begin(self, record: RequestRecord) -> None:
         name = record.model if record.model in self._counters else ""

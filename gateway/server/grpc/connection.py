@@ -138,7 +138,7 @@ class GrpcConnection(ServerConnection[GrpcHead, GrpcStream]):
         ):
             call.end(BUSY)
             return
-        context = Context() if call.record is None else call.record.context
+        context = Context()
         answer = context.run(service.start, call)
         if answer is not None:
             call.task = self.loop.create_task(answer, context=context)

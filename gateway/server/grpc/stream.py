@@ -27,6 +27,7 @@ from modelport.gateway.server.grpc.service import (
 )
 from modelport.gateway.server.grpc.status import StatusCode
 from modelport.gateway.server.http2.connection import ServerStream
+from modelport.gateway.telemetry import request_record
 from modelport.gateway.telemetry.request_record import RequestRecord
 from modelport.gateway.types import NO_DEADLINE, Deadline
 from modelport.gateway.wire import via_header
@@ -260,6 +261,8 @@ class GrpcStream(ServerStream):
         """Have the context of the handler know the request."""
         target = self.target
         CURRENT.set(self._counted())
+        if self.record is not None:
+            request_record.CURRENT.set(self.record)
         if target.via:
             via_header.CURRENT.set(target.via)
 

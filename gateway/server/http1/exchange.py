@@ -29,6 +29,7 @@ from modelport.gateway.server import observed_requests
 from modelport.gateway.server.http1.body_buffer import BodyBuffer
 from modelport.gateway.server.listener import ServerState
 from modelport.gateway.server.listening_socket import ConnectionLimit
+from modelport.gateway.telemetry import request_record
 from modelport.gateway.telemetry.request_record import NOBODY, RequestObserver, RequestRecord
 from modelport.gateway.wire import via_header
 from modelport.gateway.wire.raw_tensors import Buffer
@@ -207,7 +208,7 @@ class Exchange:
             return
         context = Context()
         if self._state.observer.active:
-            self.record = observed_requests.begin(self._state.observer, self.request, context)
+            self.record = observed_requests.begin(self._state.observer, self.request)
         answer = context.run(self._call)
         if answer is None:
             self._over()
@@ -219,6 +220,8 @@ class Exchange:
     def _call(self) -> Answer | None:
         """Call the handler, and send a response that is whole; return any other answer."""
         CURRENT.set(self.count())
+        if self.record is not None:
+            request_record.CURRENT.set(self.record)
         if self.via:
             via_header.CURRENT.set(self.via.decode("latin-1"))
         try:

@@ -7,7 +7,6 @@ import json
 import shutil
 import stat
 from collections.abc import Callable
-from contextvars import Context
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +159,7 @@ def test_a_rule_matches_what_it_names(tmp_path: Path, rule: str) -> None:
 
 def ended(model: str, captured: Any, value: float = 1.0, path: bytes = b"/") -> RequestRecord:
     """A request that has ended."""
-    made = RequestRecord(RequestObserver(), "HTTP/1.1", "POST", path, {}, "", Context())
+    made = RequestRecord(RequestObserver(), "HTTP/1.1", "POST", path, {}, "")
     made.captured = captured
     request = InferRequest(model, [Tensor("x", Datatype.FP32, np.full((1, 4), value, np.float32))])
     call = made.infers(model, 1, request)
