@@ -13,7 +13,8 @@ import onnx
 from modelport.exporters.formats import onnx_opsets, scikit_learn_graphs, scikit_learn_rewriting
 from modelport.exporters.formats.scikit_learn_rewriting import Affine, CategoryMembers
 from modelport.exporters.sources.trees.fitted_model import SCORES, TRANSFORMED, FittedModel
-from modelport.exporters.sources.trees.skops_file import BOOSTERS, kind_of, values_of
+from modelport.exporters.sources.trees.skops_file import BOOSTERS, values_of
+from modelport.exporters.sources.trees.sound_arrays import kind_of
 from modelport.gateway.types import Datatype
 
 #: The tokens of scikit-learn's text vectorizers, in RE2's syntax, which has no ``(?u)``.

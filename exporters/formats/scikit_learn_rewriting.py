@@ -11,7 +11,8 @@ from sklearn.compose import TransformedTargetRegressor
 from sklearn.pipeline import FeatureUnion, Pipeline
 from sklearn.preprocessing import FunctionTransformer
 
-from modelport.exporters.sources.trees.skops_file import OWN, kind_of
+from modelport.exporters.sources.trees.skops_file import OWN
+from modelport.exporters.sources.trees.sound_arrays import kind_of
 from modelport.gateway.types import Array
 
 #: Attributes of estimators that answer by another that they hold.
@@ -67,7 +68,7 @@ def _rewritten(value: Any) -> Any:
     if not (kind_of(value).startswith(OWN) and hasattr(value, "__dict__")):
         return value
     name = type(value).__name__
-    if hasattr(value, HOLDERS.get(name, "steps_")):
+    if name in HOLDERS and hasattr(value, HOLDERS[name]):
         return _rewritten(getattr(value, HOLDERS[name]))
     found = copy.copy(value)
     for key, held in vars(value).items():

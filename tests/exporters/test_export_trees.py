@@ -17,6 +17,7 @@ import xgboost
 from click.testing import CliRunner, Result
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
+from sklearn.cluster import KMeans
 from sklearn.datasets import make_classification
 from sklearn.ensemble import (
     BaggingClassifier,
@@ -27,13 +28,17 @@ from sklearn.ensemble import (
     RandomForestClassifier,
     RandomForestRegressor,
 )
+from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OutputCodeClassifier
 from sklearn.multioutput import MultiOutputClassifier
+from sklearn.naive_bayes import MultinomialNB
+from sklearn.neighbors import KNeighborsClassifier
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 from sklearn.semi_supervised import LabelPropagation
+from sklearn.svm import SVC
 from sklearn.tree import DecisionTreeRegressor
 
 from modelport.exporters.cli.export import export
@@ -309,6 +314,79 @@ def _mislead(tree: Any) -> None:
     state = tree.__getstate__()
     state["nodes"]["left_child"][0] = 10_000
     tree.__setstate__(state)
+
+
+def _narrow_tree() -> Any:
+    model = DecisionTreeRegressor(max_depth=2).fit(FEATURES, Y)
+    model.n_features_in_ = 2
+    return model
+
+
+def _narrow_forest() -> Any:
+    model = RandomForestClassifier(2, max_depth=2).fit(FEATURES, Y)
+    model.n_features_in_ = 2
+    return model
+
+
+def _more_columns_than_first_answers() -> Any:
+    model = GradientBoostingClassifier(n_estimators=2).fit(FEATURES, Y)
+    model.estimators_ = np.concatenate([model.estimators_] * 100, axis=1)
+    return model
+
+
+def _encoder_without_a_column() -> Any:
+    codes = np.c_[Y, FEATURES]
+    model = HistGradientBoostingClassifier(max_iter=1, categorical_features=[0]).fit(codes, Y)
+    model._preprocessor._transformer_to_input_indices["numerical"].pop()
+    return model
+
+
+def _vectors_without_coefficients() -> Any:
+    model = SVC().fit(FEATURES, Y)
+    model._dual_coef_ = model._dual_coef_[:, :1].copy()
+    return model
+
+
+def _neighbours_of_no_class() -> Any:
+    model = KNeighborsClassifier(metric="manhattan").fit(FEATURES, Y)
+    model._y = model._y + 1_000_000_000
+    return model
+
+
+def _centres_without_columns() -> Any:
+    model = KMeans(2).fit(FEATURES)
+    model.cluster_centers_ = model.cluster_centers_[:, :1].copy()
+    return model
+
+
+def _words_of_no_column() -> Any:
+    model = make_pipeline(CountVectorizer(), MultinomialNB()).fit(["good", "bad"], [0, 1])
+    model[0].vocabulary_["good"] = 1_000_000_000
+    return model
+
+
+def _categories_of_no_column() -> Any:
+    encoder = OneHotEncoder(sparse_output=False, handle_unknown="ignore")
+    model = make_pipeline(encoder, LogisticRegression()).fit(np.c_[range(400)] % 90, Y)
+    model[0]._n_features_outs = [1]
+    return model
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(_narrow_tree, _narrow_forest, _more_columns_than_first_answers),
+        *(_encoder_without_a_column, _vectors_without_coefficients, _neighbours_of_no_class),
+        *(_centres_without_columns, _words_of_no_column, _categories_of_no_column),
+    ],
+)
+def test_arrays_that_compiled_code_would_leave_are_refused(
+    make: Callable[[], Any], tmp_path: Path
+) -> None:
+    dump(make(), tmp_path / "evil.skops")
+    done = refused(tmp_path / "evil.skops")
+    assert done.exit_code == 5
+    assert "arrays do not fit each other" in done.output or "a sparse matrix" in done.output
 
 
 @pytest.mark.parametrize("name", ["binary.ubj", "softmax.json", "pipeline.skops"])

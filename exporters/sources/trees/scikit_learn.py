@@ -12,7 +12,7 @@ import numpy as np
 from scipy.sparse import issparse
 
 from modelport.exporters.loaded_model import Framework
-from modelport.exporters.sources.trees import skops_file
+from modelport.exporters.sources.trees import skops_file, sound_arrays
 from modelport.exporters.sources.trees.columns import centre_of, columns_of, spread_of, table
 from modelport.exporters.sources.trees.fitted_model import (
     PREDICTION,
@@ -22,15 +22,9 @@ from modelport.exporters.sources.trees.fitted_model import (
     FittedModel,
     distinct,
 )
-from modelport.exporters.sources.trees.skops_file import (
-    LEAF,
-    TREE,
-    histogram_trees,
-    kind_of,
-    trees_of,
-    values_of,
-)
-from modelport.gateway.errors import Unsupported, first_line
+from modelport.exporters.sources.trees.skops_file import histogram_trees, trees_of, values_of
+from modelport.exporters.sources.trees.sound_arrays import LEAF, TREE, kind_of
+from modelport.gateway.errors import ModelportError, Unsupported, first_line
 from modelport.gateway.types import Array
 
 #: Few functions of positive numbers have an answer for this one.
@@ -65,7 +59,7 @@ def read(path: Path) -> FittedModel:
         predict = _answers(getattr(estimator, METHODS[output]), path, np.float64)
     try:
         outputs = predict(rows).shape[1]
-    except Unsupported:
+    except ModelportError:
         raise
     except Exception as error:
         raise Unsupported(
@@ -107,7 +101,10 @@ def _answers(
     """``function`` of rows of a kind of numbers, with a matrix of float32 as its result."""
 
     def predict(features: Array) -> Array:
-        with warnings.catch_warnings(action="ignore"):  # "X does not have valid feature names"
+        with (
+            sound_arrays.sparse_indices(path),
+            warnings.catch_warnings(action="ignore"),  # "X does not have valid feature names"
+        ):
             found = function(features if kind is None else features.astype(kind))
         if isinstance(found, list):
             raise Unsupported(

@@ -1,4 +1,4 @@
-"""An estimator from a ``skops`` file: only types that run no code, and only sound trees.
+"""An estimator from a ``skops`` file: only types that run no code, and only sound arrays.
 
 What a prediction does not need is removed: search trees of neighbours, whose content nothing
 checks, and the names of columns, which demand a data frame.
@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import skops.io
 
+from modelport.exporters.sources.trees import sound_arrays
+from modelport.exporters.sources.trees.sound_arrays import HISTOGRAM_TREE, TREE, kind_of
 from modelport.gateway.errors import IntegrityError, Unsupported, first_line
 from modelport.gateway.repository.artifact_checks import zip_guard
 from modelport.gateway.repository.artifact_checks.load_guard import no_code
 
-#: Types that skops does not trust by itself. The arrays of a tree are checked here.
-TREE = "sklearn.tree._tree.Tree"
-HISTOGRAM_TREE = "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor"
+#: Types that skops does not trust by itself.
 TRUSTED = (
     *(f"numpy.{name}" for name in ("dtype", "max", "mean", "median", "min", "sum")),
     TREE,
@@ -66,9 +66,6 @@ PLAIN_FUNCTIONS = (
     "sklearn.metrics._regression",
 )
 NOT_MODELS = frozenset({"datasets", "externals", "tests", "utils"})
-LEAF = -1
-#: Numbers that hold a set of 256 categories.
-WORDS = 8
 
 
 def read(path: Path) -> Any:
@@ -80,10 +77,8 @@ def read(path: Path) -> Any:
     """
     estimator = _load(path)
     _simplify(estimator)
-    for tree in trees_of(estimator):
-        _check(tree, path)
-    for tree, features in histogram_trees(estimator):
-        _check_histogram_tree(tree, features, path)
+    for value in values_of(estimator):
+        sound_arrays.check(value, path)
     return estimator
 
 
@@ -211,10 +206,6 @@ def values_of(estimator: Any) -> Iterator[Any]:
             found.extend(vars(value).values())
 
 
-def kind_of(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__name__}"
-
-
 def trees_of(estimator: Any) -> Iterator[Any]:
     """All trees of ``estimator``, but for those of histogram-based boosting."""
     return (value for value in values_of(estimator) if kind_of(value) == TREE)
@@ -226,37 +217,3 @@ def histogram_trees(estimator: Any) -> Iterator[tuple[Any, int]]:
         for row in getattr(value, "_predictors", ()):
             for tree in row:
                 yield tree, value.n_features_in_
-
-
-def _check(tree: Any, path: Path) -> None:
-    """Refuse a tree whose walk would leave its arrays, which compiled code does not check."""
-    count = tree.node_count
-    left, right, feature = tree.children_left, tree.children_right, tree.feature
-    inner = left != LEAF
-    numbers = np.arange(count)[inner]
-    sound = all(
-        (child[inner] > numbers).all() and (child[inner] < count).all() for child in (left, right)
-    )
-    sound = sound and count > 0 and (right[~inner] == LEAF).all()
-    if not (sound and ((feature[inner] >= 0) & (feature[inner] < tree.n_features)).all()):
-        raise _unsound(path)
-
-
-def _check_histogram_tree(tree: Any, features: int, path: Path) -> None:
-    nodes = tree.nodes
-    inner = nodes["is_leaf"] == 0
-    numbers, feature = np.arange(len(nodes))[inner], nodes["feature_idx"][inner]
-    children = (nodes["left"][inner], nodes["right"][inner])
-    sound = all((child > numbers).all() and (child < len(nodes)).all() for child in children)
-    sets = nodes["bitset_idx"][nodes["is_categorical"] == 1]
-    for bits in (tree.raw_left_cat_bitsets, tree.binned_left_cat_bitsets):
-        sound = sound and bits.shape[1:] == (WORDS,) and (sets < len(bits)).all()
-    if not (len(nodes) and sound and ((feature >= 0) & (feature < features)).all()):
-        raise _unsound(path)
-
-
-def _unsound(path: Path) -> IntegrityError:
-    return IntegrityError(
-        f"'{path.name}' holds a tree whose nodes point outside it: refused; save it again with "
-        "skops.io.dump()"
-    )
