@@ -132,24 +132,25 @@ def div(x: Parts, y: Parts) -> Parts:
     return (x[0] * y[0] + x[1] * y[1]) / size, (x[1] * y[0] - x[0] * y[1]) / size
 
 
-@decomposes(aten.einsum.default, table=COMPLEX)
-def einsum(equation: str, operands: Sequence[Tensor], **_: Any) -> Any:
-    if len(operands) != 2 or not _is_complex(*operands):
-        return NotImplemented
-    (a, b), (c, d) = map(_parts, operands)
-    real = torch.einsum(equation, a, c) - torch.einsum(equation, b, d)
-    return torch.complex(real, torch.einsum(equation, a, d) + torch.einsum(equation, b, c))
-
-
-@decomposes(
-    *(aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default, aten.matmul.default),
-    table=COMPLEX,
-)
-def matmul(x: Tensor, y: Tensor) -> Any:
+def _product(multiply: Callable[[Tensor, Tensor], Tensor], x: Any, y: Any) -> Any:
+    """A product of two tensors that adds up products of their elements."""
     if not _is_complex(x, y):
         return NotImplemented
     (a, b), (c, d) = _parts(x), _parts(y)
-    return torch.complex(a @ c - b @ d, a @ d + b @ c)
+    return torch.complex(multiply(a, c) - multiply(b, d), multiply(a, d) + multiply(b, c))
+
+
+decomposes(
+    *(aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default, aten.matmul.default),
+    table=COMPLEX,
+)(partial(_product, torch.matmul))
+
+
+@decomposes(aten.einsum.default, table=COMPLEX)
+def einsum(equation: str, operands: Sequence[Tensor], **_: Any) -> Any:
+    if len(operands) != 2:
+        return NotImplemented
+    return _product(partial(torch.einsum, equation), *operands)
 
 
 @decomposes(aten.pow.Tensor_Scalar, table=COMPLEX)
@@ -157,15 +158,6 @@ def power(x: Tensor, exponent: Any) -> Any:
     if not x.is_complex() or exponent not in (2, 3):
         return NotImplemented
     return x * x if exponent == 2 else x * x * x
-
-
-@decomposes(aten.reciprocal.default, table=COMPLEX)
-def reciprocal(x: Tensor) -> Any:
-    if not x.is_complex():
-        return NotImplemented
-    real, imag = _parts(x)
-    size = real * real + imag * imag
-    return torch.complex(real / size, -imag / size)
 
 
 def _of_parts(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Any]:
@@ -177,6 +169,9 @@ decomposes(aten.angle.default, table=COMPLEX)(_of_parts(lambda a, b: torch.atan2
 decomposes(
     aten._conj.default, aten._conj_physical.default, aten.conj_physical.default, table=COMPLEX
 )(_of_parts(lambda a, b: torch.complex(a, -b)))
+decomposes(aten.reciprocal.default, table=COMPLEX)(
+    _of_parts(lambda a, b: torch.complex(a / (a * a + b * b), -b / (a * a + b * b)))
+)
 decomposes(aten.exp.default, table=COMPLEX)(_of_parts(lambda a, b: torch.polar(a.exp(), b)))
 
 
@@ -227,27 +222,28 @@ def to_copy(x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
     return torch.complex(real.to(part), imag.to(part)) if dtype.is_complex else real.to(part)
 
 
-def _matrix(points: int, rows: int, like: Tensor) -> Parts:
-    """Cosines and sines of ``rows`` frequencies at ``points``."""
+def _rotation(points: Any, rows: Any, mode: int, sign: int, like: Tensor) -> Parts:
+    """Cosines and sines of ``rows`` frequencies at ``points``, scaled.
+
+    Args:
+        mode: PyTorch's: scaled not at all, by the root, or by the number of points.
+        sign: of the sines: -1 forward, 1 back.
+    """
     steps = torch.arange(points, device=like.device)
     turns = (steps[:rows, None] * steps) % points  # exact angles
     if isinstance(points, int):  # a constant, unlike that of an open size, which TFLite computes
         turns = turns.to(torch.float64)
     angle = turns * (2 * math.pi / points)
-    return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
+    scale = 1.0 if mode == 0 else points**-0.5 if mode == 1 else 1 / points
+    return (angle.cos() * scale).to(like.dtype), (angle.sin() * (sign * scale)).to(like.dtype)
 
 
-def _scale(points: int, mode: int) -> float:
-    """PyTorch's modes: none, by the root, by the number of points."""
-    return 1.0 if mode == 0 else points**-0.5 if mode == 1 else 1 / points
+def _along(axis: int, x: Tensor, matrix: Tensor) -> Tensor:
+    return (x.movedim(axis, -1) @ matrix).movedim(-1, axis)
 
 
 def _is_short(size: Any) -> bool:
     return statically_known_true(size <= MOST_POINTS)
-
-
-def _power_of_two(size: int) -> bool:
-    return size & (size - 1) == 0
 
 
 @decomposes(aten._fft_r2c.default, table=COMPLEX)
@@ -257,28 +253,26 @@ def fft_r2c(x: Tensor, dim: Sequence[int], mode: int, onesided: bool) -> Any:
     if not _is_short(size):
         return NotImplemented
     is_last = not others and axis in (-1, x.dim() - 1)
-    if onesided and is_last and isinstance(size, int) and _power_of_two(size):
-        return NotImplemented  # TFLite has this one
+    if onesided and is_last and isinstance(size, int) and size & (size - 1) == 0:
+        return NotImplemented  # TFLite has that of a power of two
     rows = size // 2 + 1 if onesided else size
-    cosine, sine = (part[:rows].mT * _scale(size, mode) for part in _matrix(size, size, x))
-    real = x.movedim(axis, -1)
-    y = torch.complex((real @ cosine).movedim(-1, axis), (real @ -sine).movedim(-1, axis))
+    parts = (_along(axis, x, part.mT) for part in _rotation(size, rows, mode, -1, x))
+    y = torch.complex(*parts)
     return aten._fft_c2c(y, others, mode, True) if others else y
 
 
 @decomposes(aten._fft_c2c.default, table=COMPLEX)
 def fft_c2c(x: Tensor, dim: Sequence[int], mode: int, forward: bool) -> Any:
-    sizes = [x.shape[axis] for axis in dim]
-    if not all(map(_is_short, sizes)):
+    if not all(_is_short(x.shape[axis]) for axis in dim):
         return NotImplemented
     real, imag = _parts(x)
-    for axis, size in zip(dim, sizes, strict=True):
-        cosine, sine = _matrix(size, size, real)
-        sine = -sine if forward else sine
-        scale = _scale(size, mode)
-        real, imag = (part.movedim(axis, -1) for part in (real, imag))
-        real, imag = real @ cosine - imag @ sine, real @ sine + imag @ cosine
-        real, imag = ((part * scale).movedim(-1, axis) for part in (real, imag))
+    for axis in dim:
+        size = x.shape[axis]
+        cosine, sine = _rotation(size, size, mode, -1 if forward else 1, real)
+        real, imag = (
+            _along(axis, real, cosine) - _along(axis, imag, sine),
+            _along(axis, real, sine) + _along(axis, imag, cosine),
+        )
     return torch.complex(real, imag)
 
 
@@ -290,13 +284,12 @@ def fft_c2r(x: Tensor, dim: Sequence[int], mode: int, last: int) -> Any:
     if others:
         x = aten._fft_c2c(x, others, mode, False)
     rows = last // 2 + 1
-    real, imag = (part.movedim(axis, -1)[..., :rows] for part in _parts(x))
-    cosine, sine = _matrix(last, rows, real)
+    real, imag = (part.narrow(axis, 0, rows) for part in _parts(x))
+    cosine, sine = _rotation(last, rows, mode, 1, real)
     place = torch.arange(rows, device=real.device)
-    once = (place == 0) | (2 * place == last)
-    cosine, sine = (torch.where(once[:, None], part, 2 * part) for part in (cosine, sine))
-    y = real @ cosine - imag @ sine
-    return (y * _scale(last, mode)).movedim(-1, axis)
+    once = (place == 0) | (2 * place == last)  # others stand for a second, conjugate one
+    weight = torch.where(once[:, None], 1.0, 2.0).to(real.dtype)
+    return _along(axis, real, weight * cosine) - _along(axis, imag, weight * sine)
 
 
 def with_parts(
