@@ -22,7 +22,12 @@ from tokenizers import (
 )
 
 from modelport.gateway.repository import text_settings
-from modelport.gateway.repository.text_settings import ScoreFunction, TextSettings, TextTask
+from modelport.gateway.repository.text_settings import (
+    LongTexts,
+    ScoreFunction,
+    TextSettings,
+    TextTask,
+)
 from modelport.gateway.types import Array
 from tests.models import config, save
 
@@ -68,7 +73,9 @@ def tokenizer() -> Tokenizer:
 
 def settings(task: TextTask, **changes: Any) -> TextSettings:
     known: dict[str, Any] = {"pad": PAD, "unknown": UNKNOWN, "cls": CLS, "mask": MASK}
-    return TextSettings(task, MAX_TOKENS, **{**known, **changes})
+    known |= {"task": task, "max_tokens": MAX_TOKENS, "long_texts": LongTexts.REFUSE}
+    known |= {"labels": (), "function": ScoreFunction.SOFTMAX}
+    return TextSettings(**{**known, **changes})
 
 
 def table(width: int, seed: int = 0) -> Array:

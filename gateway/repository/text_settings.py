@@ -11,11 +11,15 @@ import json
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, ClassVar
 
-from modelport.gateway.errors import IntegrityError
+from pydantic import Field
+
+from modelport.gateway.errors import IntegrityError, InvalidArgument
 from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.manifest import MALFORMED
+from modelport.gateway.runtime import checked_json
+from modelport.gateway.runtime.checked_json import STRICT
 
 FILENAME, TOKENIZER = "text.json", "tokenizer.json"
 FORMAT = "modelport-text/1"
@@ -47,7 +51,11 @@ class LongTexts(StrEnum):
     REFUSE = "refuse"
 
 
-@dataclass(frozen=True, slots=True)
+#: An id, or a number of tokens, that a tensor of ids holds.
+TokenNumber = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TextSettings:
     """The text interface of a version.
 
@@ -60,18 +68,20 @@ class TextSettings:
         clean: whether decoded text loses the spaces before punctuation.
     """
 
+    __pydantic_config__: ClassVar = STRICT
+
     task: TextTask
-    max_tokens: int
-    long_texts: LongTexts = LongTexts.REFUSE
-    pad: int | None = None
-    pad_type: int = 0
+    max_tokens: Annotated[TokenNumber, Field(gt=0)]
+    long_texts: LongTexts
+    pad: TokenNumber | None = None
+    pad_type: TokenNumber = 0
     pad_left: bool = False
     truncate_left: bool = False
-    unknown: int | None = None
-    mask: int | None = None
-    cls: int | None = None
-    labels: tuple[str, ...] = ()
-    function: ScoreFunction = ScoreFunction.SOFTMAX
+    unknown: TokenNumber | None = None
+    mask: TokenNumber | None = None
+    cls: TokenNumber | None = None
+    labels: tuple[str, ...]
+    function: ScoreFunction
     pooled: str = ""
     clean: bool = False
 
@@ -90,35 +100,11 @@ def parse(content: bytes) -> TextSettings:
         document = json.loads(content)
         if document.pop("format") != FORMAT:
             raise ValueError("format")
-        document["task"] = TextTask(document["task"])
-        document["long_texts"] = LongTexts(document["long_texts"])
-        document["function"] = ScoreFunction(document["function"])
-        document["labels"] = tuple(document["labels"])
-        settings = TextSettings(**document)
-        _check(settings)
-    except MALFORMED as error:
+        return checked_json.read(TextSettings, json.dumps(document).encode())
+    except (*MALFORMED, InvalidArgument) as error:
         raise IntegrityError(
             f"{FILENAME} is not a description of a text interface; publish the version again"
         ) from error
-    return settings
-
-
-def _check(settings: TextSettings) -> None:
-    for name in ("pad", "unknown", "mask", "cls"):
-        _require(getattr(settings, name), optional=True)
-    _require(settings.pad_type)
-    _require(settings.max_tokens)
-    flags = (settings.pad_left, settings.truncate_left, settings.clean)
-    texts = (*settings.labels, settings.pooled)
-    if {*map(type, flags)} != {bool} or {*map(type, texts)} != {str} or not settings.max_tokens:
-        raise TypeError
-
-
-def _require(value: Any, optional: bool = False) -> None:
-    """Raise unless ``value`` is a number that a tensor of ids holds."""
-    if (value is None and optional) or (type(value) is int and 0 <= value < 1 << 31):
-        return
-    raise TypeError(value)
 
 
 def read(version: Path) -> tuple[TextSettings, str] | None:
