@@ -28,7 +28,6 @@ from opentelemetry.trace import (
     Status,
     StatusCode,
     TraceFlags,
-    TraceState,
 )
 
 from modelport import __version__
@@ -107,9 +106,8 @@ class OpenTelemetry:
 
     def _inject(self, span: Span) -> Mapping[str, str]:
         carrier: dict[str, str] = {}
-        flags = _SAMPLED if span.trace.sampled else _UNSAMPLED
-        own = SpanContext(span.trace.id, span.id, False, flags, _state(span.trace))
-        context = trace.set_span_in_context(NonRecordingSpan(own), span.trace.context)
+        own = NonRecordingSpan(_context(span.trace, span.id))
+        context = trace.set_span_in_context(own, span.trace.context)
         self._propagator.inject(carrier, context)
         return carrier
 
@@ -123,25 +121,19 @@ class OpenTelemetry:
         root.attributes |= _attributes(record, route)
         if root.trace.dropped:
             root.attributes["modelport.dropped_spans"] = root.trace.dropped
-        state = _state(root.trace)
-        contexts = {
-            span.id: SpanContext(root.trace.id, span.id, False, _SAMPLED, state)
-            for span in root.trace.spans
-        }
         for span in root.trace.spans:
             kind = SpanKind.CLIENT if span.client else SpanKind.INTERNAL
-            parent = contexts.get(span.parent_id)
-            parent_id = span.parent_id or root.trace.parent_id
-            if parent is None and parent_id:
-                parent = SpanContext(root.trace.id, parent_id, not span.parent_id, _SAMPLED)
+            parent_id, is_remote = span.parent_id or root.trace.parent_id, not span.parent_id
             self._processor.on_end(
                 ReadableSpan(
                     span.name,
-                    contexts[span.id],
-                    parent,
+                    _context(root.trace, span.id),
+                    _context(root.trace, parent_id, is_remote) if parent_id else None,
                     self._resource,
                     span.attributes,
-                    links=[Link(_context(each)) for each in span.links] if span.links else (),
+                    links=[Link(_context(each.trace, each.id)) for each in span.links]
+                    if span.links
+                    else (),
                     kind=SpanKind.SERVER if span is root else kind,
                     status=Status(StatusCode.ERROR, span.error) if span.error else _UNSET,
                     start_time=self._epoch_ns + span.started_ns,
@@ -242,10 +234,8 @@ def _attributes(record: RequestRecord, route: RouteNames) -> dict[str, Any]:
     return found
 
 
-def _context(span: Span) -> SpanContext:
-    return SpanContext(span.trace.id, span.id, False, _SAMPLED, _state(span.trace))
-
-
-def _state(of: Trace) -> TraceState:
-    """The ``tracestate`` of the client's context."""
-    return trace.get_current_span(of.context).get_span_context().trace_state
+def _context(of: Trace, id: int, is_remote: bool = False) -> SpanContext:
+    """The context of a span, with the ``tracestate`` of the client's."""
+    flags = _SAMPLED if of.sampled else _UNSAMPLED
+    state = trace.get_current_span(of.context).get_span_context().trace_state
+    return SpanContext(of.id, id, is_remote, flags, state)
