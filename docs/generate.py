@@ -29,6 +29,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from docs import config_fields
 from modelport import cli
 from modelport.gateway.repository import config_schema, routes_file
 
@@ -305,7 +306,7 @@ def config_pbtxt_page() -> str:
     parts = [
         "# config.pbtxt",
         _CONFIG_INTRODUCTION,
-        _paths("effect", config_schema.READ),
+        _paths("effect", config_fields.READ),
         "## Accepted without effect",
         "The version is served, and the log names these fields. A field stands for those in it.",
         _paths("reason", config_schema.WITHOUT_EFFECT),

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from docs import generate
+from docs import config_fields, generate
 from modelport.cli import modelport
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.extras import install_extra
@@ -132,7 +132,7 @@ def test_the_page_on_config_pbtxt_has_every_field_and_parameter_in_one_table() -
     """The fields are those of Triton's schema, the parameters those that the code reads."""
     page = generate.config_pbtxt_page()
     fields = page.partition("## Parameters")[0]
-    for leaf in config_schema.leaves(model_config_pb2.ModelConfig.DESCRIPTOR):
+    for leaf in config_fields.leaves(model_config_pb2.ModelConfig.DESCRIPTOR):
         parts = leaf.split(".")
         above = {".".join(parts[: end + 1]) for end in range(len(parts))}
         above |= {path.rstrip("{}") for path in above}

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from docs import config_fields
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.embedded import onnxruntime_options, placement
 from modelport.gateway.backends.embedded.ragged import RaggedLayout
@@ -37,8 +38,8 @@ from tests.gateway.backends.pipeline import test_ensemble
 from tests.gateway.models.managers import World, served
 
 ROOT = Path(__file__).parents[3]
-LEAVES = [*config_schema.leaves(pb.ModelConfig.DESCRIPTOR)]
-READ, IDLE, REFUSED = config_schema.READ, config_schema.WITHOUT_EFFECT, config_schema.REFUSED
+LEAVES = [*config_fields.leaves(pb.ModelConfig.DESCRIPTOR)]
+READ, IDLE, REFUSED = config_fields.READ, config_schema.WITHOUT_EFFECT, config_schema.REFUSED
 
 
 # -- the tables -----------------------------------------------------------------------------------
@@ -46,7 +47,7 @@ READ, IDLE, REFUSED = config_schema.READ, config_schema.WITHOUT_EFFECT, config_s
 
 def misplaced(descriptor: Any, read: Any, *others: Any) -> list[str]:
     """The fields of the schema that are not in exactly one table, and entries that are no field."""
-    leaves = [*config_schema.leaves(descriptor)]
+    leaves = [*config_fields.leaves(descriptor)]
 
     def covers(entry: str, leaf: str) -> bool:
         return leaf == entry or leaf.startswith((f"{entry}.", f"{entry}{{}}"))
