@@ -109,9 +109,13 @@ class Estimate:
         self._began = self._told = clock()
 
     def tell(self, stage: str, done: int, total: int) -> None:
-        """Take what a stage has done; 0 of 0 is unknown."""
+        """Take what a stage has done; 0 of 0 is unknown.
+
+        A stage of the same total that does not begin again is the last one's next part.
+        """
         self._told = self._clock()
-        if stage != self._stage:
+        goes_on = 0 < total == self._total and done >= self._done
+        if stage != self._stage and not goes_on:
             self._began = self._told
         self._stage, self._done, self._total = stage, done, total
 

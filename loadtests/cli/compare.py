@@ -6,8 +6,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from modelport.gateway.cli.errors import EXIT_FAILURE, Failure, OneLineCommand, 
 from modelport.gateway.cli.paths import EXISTING, WRITTEN, ExistingRepository, WrittenPath
 from modelport.gateway.errors import UsageError, plain_reason
 from modelport.gateway.extras import require_extra
-from modelport.gateway.runtime.progress import Heartbeat, heartbeat
+from modelport.gateway.runtime.progress import Show, progress_bar
 from modelport.loadtests.cli.options import (
     DurationParam,
     PositiveParam,
@@ -29,9 +28,7 @@ from modelport.loadtests.load.target import LoadTestProtocol
 from modelport.loadtests.system import environments, temporary_folders
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from modelport.loadtests.compare.comparison_run import ComparisonRun, ComparisonStep
+    from modelport.loadtests.compare.comparison_run import ComparisonRun
     from modelport.loadtests.compare.models_to_compare import ComparisonRequest, SelectedCandidates
     from modelport.loadtests.compare.result import Comparison
     from modelport.loadtests.compare.rounds import RoundSettings
@@ -225,13 +222,12 @@ def _measure(
     subjects: Sequence[str], options: dict[str, Any], started: float
 ) -> tuple[Comparison, str]:
     """Measure; return the results, and the reason for stopping early, or an empty string."""
-    from rich.console import Console
-
     with (
         temporary_folders.folder("modelport-compare-") as work,
-        _progress(Console(stderr=True, quiet=options["quiet"])) as tell,
+        progress_bar(options["quiet"]) as show,
     ):
-        lineup = _lineup(subjects, options, work, tell.what)
+        tell = _told(show, options["quiet"])
+        lineup = _lineup(subjects, options, work, lambda what: tell(what, 0, 0))
         if not lineup.contenders:
             why = "; ".join(f"{one.name}: {one.why}" for one in lineup.absent)
             raise UsageError(f"there is nothing to measure: {why}")
@@ -240,10 +236,10 @@ def _measure(
     return shootout.result(*([f"{stopped}: not complete"] if stopped else [])), stopped
 
 
-def _run(shootout: ComparisonRun, tell: _Progress) -> str:
+def _run(shootout: ComparisonRun, tell: Show) -> str:
     """Run the comparison; return the reason for stopping early, or an empty string."""
     try:
-        shootout.run(tell.step)
+        shootout.run(tell)
     except KeyboardInterrupt:
         return "interrupted"
     except OSError as error:  # this machine's own, such as a full disk
@@ -331,57 +327,20 @@ def _shootout(
     )
 
 
-class _Progress:
-    """A bar on a terminal; elsewhere one line per candidate."""
+def _told(show: Show, quiet: bool) -> Show:
+    """``show``, which also writes each candidate in a log, once."""
+    if quiet or sys.stderr.isatty():
+        return show
+    said = ""
 
-    def __init__(self, console: Console) -> None:
-        from rich.progress import (
-            BarColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
+    def tell(what: str, done: int, total: int) -> None:
+        nonlocal said
+        show(what, done, total)
+        if (candidate := what.rpartition(" · ")[0] or what) != said:
+            said = candidate
+            click.echo(candidate, err=True)
 
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self.task = self.bar.add_task("starting", total=None)
-        self.console = console
-        self.said = ""
-        self.heartbeat: Heartbeat | None = None
-
-    def what(self, text: str) -> None:
-        self.bar.update(self.task, description=text)
-        self._say(text)
-
-    def step(self, step: ComparisonStep) -> None:
-        self.bar.tasks[self.task].total = step.total
-        self.bar.update(self.task, description=step.what, completed=step.done)
-        self._say(step.what.rpartition(" · ")[0] or step.what)
-
-    def _say(self, text: str) -> None:
-        if self.heartbeat is not None:
-            self.heartbeat.text = text
-        if not self.console.is_terminal and text != self.said:
-            self.said = text
-            self.console.print(text, highlight=False)
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[_Progress]:
-    progress = _Progress(console)
-    with progress.bar, ExitStack() as stack:
-        if not console.is_terminal and not console.quiet:
-            progress.heartbeat = stack.enter_context(heartbeat())
-        yield progress
+    return tell
 
 
 def print_and_write(result: Comparison, output: Path, json_file: Path | None) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from modelport.gateway.runtime.progress import Show
 from modelport.loadtests.compare import rounds
 from modelport.loadtests.compare.measured_candidate import MeasuredCandidate
 from modelport.loadtests.compare.result import Absent, Comparison
@@ -17,31 +19,6 @@ from modelport.loadtests.compare.verdict_matrix import matrix
 from modelport.loadtests.load.run import measure as measure_with_locust
 from modelport.loadtests.serving import torchserve
 from modelport.loadtests.system.hardware import hardware
-
-
-@dataclass(frozen=True)
-class ComparisonStep:
-    """The current step, for display."""
-
-    what: str
-    done: int
-    total: int
-
-
-Tell = Callable[[ComparisonStep], None]
-
-
-@dataclass
-class Counter:
-    """Counts the steps and reports each."""
-
-    tell: Tell
-    done: int
-    total: int
-
-    def __call__(self, what: str) -> None:
-        self.tell(ComparisonStep(what, self.done, self.total))
-        self.done += 1
 
 
 @dataclass(frozen=True)
@@ -77,20 +54,20 @@ class ComparisonRun:
     notes: list[str] = field(default_factory=list)
     rounds_done: int = 0
 
-    def run(self, tell: Tell) -> None:
+    def run(self, tell: Show) -> None:
         """Measure. After an interruption the contenders hold the results so far."""
         per_candidate = self.settings.loads + 1
         total = len(self.contenders) * (1 + self.rounds * per_candidate)
         done = 0
         for contender in self.contenders:
-            tell(ComparisonStep(f"checking the answers of {contender.name}", done, total))
+            tell(f"checking the answers of {contender.name}", done, total)
             rounds.verify(contender, self.settings, self._folder())
             done += 1
         for number in range(self.rounds):
             began = time.monotonic()
             for contender in self._order(number):
                 if contender.disqualified is None:
-                    self._one(contender, number, Counter(tell, done, total))
+                    self._one(contender, number, tell, itertools.count(done), total)
                 done += per_candidate
             self.rounds_done = number + 1
             took = time.monotonic() - began
@@ -100,9 +77,17 @@ class ComparisonRun:
                 )
                 break
 
-    def _one(self, contender: MeasuredCandidate, number: int, count: Counter) -> None:
+    def _one(
+        self,
+        contender: MeasuredCandidate,
+        number: int,
+        tell: Show,
+        steps: Iterator[int],
+        total: int,
+    ) -> None:
         def show(what: str) -> None:
-            count(f"round {number + 1} of {self.rounds} · {contender.name} · {what}")
+            where = f"round {number + 1} of {self.rounds} · {contender.name}"
+            tell(f"{where} · {what}", next(steps), total)
 
         for note in CandidateRound(contender, number, self.settings, self.measure, show).run(
             self._folder()

@@ -21,7 +21,6 @@ from pathlib import Path
 from modelport.loadtests.compare import models_to_compare
 from modelport.loadtests.compare.comparison_run import (
     ComparisonRun,
-    ComparisonStep,
     ComparisonSubject,
 )
 from modelport.loadtests.compare.models_to_compare import ComparisonRequest
@@ -85,8 +84,8 @@ def compare(work: Path) -> Comparison:
         ends_at=time.monotonic() + 600,
     )
 
-    def tell(step: ComparisonStep) -> None:
-        print(f"{step.done:3} of {step.total}  {step.what}", flush=True)
+    def tell(what: str, done: int, total: int) -> None:
+        print(f"{done:3} of {total}  {what}", flush=True)
 
     shootout.run(tell)
     return shootout.result()

@@ -156,6 +156,10 @@ def test_progress_estimates_the_rest_of_a_stage_from_its_share_that_is_done() ->
     assert str(estimate) == "publishing"
     now = 1205.0
     assert str(estimate) == "publishing, 1080 s so far"
+    estimate.tell("round 1 · a", 0, 10)
+    now = 1215.0
+    estimate.tell("round 1 · b", 5, 10)  # which is a part of the same work
+    assert str(estimate) == "round 1 · b, 50%, about 10 s left"
 
 
 def test_a_terminal_shows_that_a_stage_goes_on_which_tells_nothing(

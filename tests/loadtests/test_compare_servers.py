@@ -87,7 +87,7 @@ def test_the_slow_one_is_ranked_last_and_the_wrong_one_not_at_all(tmp_path: Path
     slow = contender("slow", tmp_path, Behind(MeasuredGateway(published()), delay_ms=DELAY_MS))
     wrong = contender("wrong", tmp_path, Behind(MeasuredGateway(published()), wrong_every=8))
     compared = shootout(tmp_path, slow, wrong, plain, rounds=1)
-    compared.run(lambda step: None)
+    compared.run(lambda *step: None)
     result = compared.result()
     assert ranked(result, "Tail latency") == ["plain", "slow"]
     tail = result.matrix[0]
@@ -110,7 +110,7 @@ def test_a_few_wrong_answers_under_load_disqualify(tmp_path: Path) -> None:
     """More seldom than there are requests before the load: only the load meets one."""
     seldom = contender("seldom", tmp_path, Behind(MeasuredGateway(published()), wrong_every=40))
     compared = shootout(tmp_path, seldom, rounds=1, duration_seconds=1.5)
-    compared.run(lambda step: None)
+    compared.run(lambda *step: None)
     candidate = compared.result().candidates[0]
     assert "answers were wrong under 2 in flight" in (candidate.disqualified or "")
     assert candidate.runs[0].wrong > 0
@@ -131,7 +131,7 @@ def test_a_server_that_dies_under_load_is_out_and_the_others_are_measured(tmp_pa
     before = servers()
     compared = shootout(tmp_path, mortal, other, rounds=1)
     compared.measure = killing
-    compared.run(lambda step: None)
+    compared.run(lambda *step: None)
     first, second = compared.result().candidates
     assert "its server exited with -9 under 2 in flight" in (first.disqualified or "")
     assert second.disqualified is None
@@ -151,7 +151,7 @@ def test_an_interruption_leaves_no_server_and_keeps_what_was_measured(tmp_path: 
     compared = shootout(tmp_path, light("a", tmp_path), light("b", tmp_path), rounds=1)
     compared.measure = impatient
     with pytest.raises(KeyboardInterrupt):
-        compared.run(lambda step: None)
+        compared.run(lambda *step: None)
     assert servers() <= before
     first, second = compared.result("interrupted").candidates
     assert (len(first.runs), len(second.runs)) == (1, 0)
@@ -170,7 +170,7 @@ def test_a_full_disk_blames_no_candidate_and_measurements_are_kept(tmp_path: Pat
     compared = shootout(tmp_path, light("a", tmp_path), light("b", tmp_path), rounds=1)
     compared.measure = filling
     with pytest.raises(OSError, match="free space on the disk"):
-        compared.run(lambda step: None)
+        compared.run(lambda *step: None)
     first, second = compared.result().candidates
     assert (len(first.runs), len(second.runs)) == (1, 0)
     assert first.disqualified is second.disqualified is None
@@ -191,7 +191,7 @@ def test_a_report_that_cannot_be_written_does_not_prevent_the_others(
 def test_no_round_begins_that_would_not_be_over_in_time(tmp_path: Path) -> None:
     compared = shootout(tmp_path, light("a", tmp_path), rounds=5)
     compared.ends_at, compared.measure = time.monotonic(), canned
-    compared.run(lambda step: None)
+    compared.run(lambda *step: None)
     assert compared.result().rounds == 1
     assert any(note.startswith("1 of 5 rounds") for note in compared.notes)
 

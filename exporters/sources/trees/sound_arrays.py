@@ -157,7 +157,9 @@ def _is_forest(model: Any) -> bool:
     if not hasattr(model, "_raw_predict_init"):
         return True
     if not (isinstance(model.init_, str) or kind_of(model.init_).startswith("sklearn.dummy.")):
-        raise Unsupported(f"a {type(model).__name__} with init=an estimator has no conversion")
+        raise Unsupported(
+            f"a {type(model).__name__} whose init is an estimator has no conversion; train it without"
+        )
     # Each column of boosted trees is added to one of the first answer.
     first = model._raw_predict_init(np.zeros((1, width), np.float32))
     return bool(first.shape[1] == model.estimators_.shape[1])
