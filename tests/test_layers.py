@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -120,37 +121,71 @@ def is_module(name: str) -> bool:
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
-def executed(tree: ast.AST) -> Iterator[ast.stmt]:
-    """All statements of ``tree``, except in ``if TYPE_CHECKING``."""
-    waiting = [tree]
-    while waiting:
-        for child in ast.iter_child_nodes(waiting.pop()):
-            if isinstance(child, ast.If) and _is_type_checking(child.test):
-                continue
-            if isinstance(child, ast.stmt):
-                yield child
-            if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
-                waiting.append(child)
+class SourceNames(NamedTuple):
+    """The names of one file.
 
+    Attributes:
+        imports: every module that it imports, lazily too, but not for type checkers alone.
+        taken: line, module and name of all that it imports from modules.
+        bound: what it defines, imports or assigns.
+    """
 
-def _is_type_checking(test: ast.expr) -> bool:
-    return "TYPE_CHECKING" in (getattr(test, "id", ""), getattr(test, "attr", ""))
+    imports: set[str]
+    taken: list[tuple[int, str, str]]
+    bound: set[str]
 
 
 @functools.cache
+def names(path: Path) -> SourceNames:
+    found = SourceNames(set(), [], set())
+    gc.disable()  # a syntax tree has no cycles, and is gone before the next one is made
+    try:
+        _collect(ast.parse(path.read_text()), found, runs=True)
+    finally:
+        gc.enable()
+    return found
+
+
+def _collect(block: ast.AST, found: SourceNames, runs: bool) -> None:
+    """Collect the names in the statements of ``block``; not those of ``if TYPE_CHECKING`` run."""
+    for node in ast.iter_child_nodes(block):
+        if isinstance(node, ast.Import):
+            found.bound.update(alias.asname or alias.name for alias in node.names)
+            if runs:
+                found.imports.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.bound.update(alias.asname or alias.name for alias in node.names)
+            found.taken.extend((node.lineno, node.module, alias.name) for alias in node.names)
+            if runs:
+                whole = {f"{node.module}.{alias.name}" for alias in node.names}
+                submodules = {name for name in whole if is_module(name)}
+                found.imports.update(
+                    submodules if submodules == whole else {*submodules, node.module}
+                )
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.bound.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.For | ast.withitem):
+            found.bound.update(
+                each.id
+                for target in _targets(node)
+                for each in ast.walk(target)
+                if isinstance(each, ast.Name)
+            )
+        if isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
+            checks_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+            _collect(node, found, runs and not checks_types)
+
+
+def _targets(node: ast.Assign | ast.AnnAssign | ast.For | ast.withitem) -> list[ast.expr]:
+    if isinstance(node, ast.Assign):
+        return node.targets
+    target = node.optional_vars if isinstance(node, ast.withitem) else node.target
+    return [target] if target is not None else []
+
+
 def imports(path: Path) -> set[str]:
     """Every module that ``path`` imports, lazily too, but not for type checkers alone."""
-    found: set[str] = set()
-    for node in executed(_tree(path)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            submodules = {name for name in names if is_module(name)}
-            found |= submodules
-            if submodules != names:
-                found.add(node.module)
-    return found
+    return names(path).imports
 
 
 def place(module: str) -> tuple[str, str, int] | None:
@@ -337,31 +372,10 @@ def test_every_name_that_a_test_imports_from_this_project_exists() -> None:
     for package in PRODUCT:
         paths |= modules(package)
     assert [
-        f"{module}:{node.lineno}: {node.module} has no {alias.name}"
+        f"{module}:{line}: {source} has no {name}"
         for module, path in paths.items()
         if module.startswith("tests.") and "inside" not in path.parts
-        for node in ast.walk(_tree(path))
-        if isinstance(node, ast.ImportFrom) and node.module in paths
-        for alias in node.names
-        if f"{node.module}.{alias.name}" not in paths
-        if alias.name not in _names(paths[node.module])
+        for line, source, name in names(path).taken
+        if source in paths and f"{source}.{name}" not in paths
+        if name not in names(paths[source]).bound
     ] == []
-
-
-@functools.cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
-@functools.cache
-def _names(path: Path) -> set[str]:
-    """All names that something in a module binds."""
-    bound: set[str] = set()
-    for node in ast.walk(_tree(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            bound.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            bound.update(alias.asname or alias.name for alias in node.names)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            bound.add(node.id)
-    return bound

@@ -158,7 +158,8 @@ def _is_forest(model: Any) -> bool:
         return True
     if not (isinstance(model.init_, str) or kind_of(model.init_).startswith("sklearn.dummy.")):
         raise Unsupported(
-            f"a {type(model).__name__} whose init is an estimator has no conversion; train it without"
+            f"a {type(model).__name__} whose init is an estimator has no conversion; "
+            "train it without"
         )
     # Each column of boosted trees is added to one of the first answer.
     first = model._raw_predict_init(np.zeros((1, width), np.float32))
