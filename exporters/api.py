@@ -53,7 +53,7 @@ def export(checkpoint: Path | str, **options: Unpack[ExportOptions]) -> list[Exp
 
     Args:
         checkpoint: a ``.pt``, ``.pth`` or ``.safetensors`` file, a Hugging Face folder, a Keras
-            file, a SavedModel, or a file of XGBoost, LightGBM or skops.
+            file, a SavedModel, or a file of XGBoost, LightGBM, CatBoost or skops.
         options: those of ``modelport export``, which error messages name; ``format`` is ``onnx`` by
             default. ``image`` is a mapping of ``mean``, ``std`` and so on, and ``progress`` is
             called as the work advances.

@@ -25,6 +25,7 @@ class Framework(StrEnum):
     SCIKIT_LEARN = "scikit-learn"
     XGBOOST = "xgboost"
     LIGHTGBM = "lightgbm"
+    CATBOOST = "catboost"
     RECORDED = "recorded"
 
 

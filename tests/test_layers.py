@@ -76,6 +76,7 @@ EXPORTERS_MAY_IMPORT = (
     "modelport.gateway.inference.image_decoding",
     "modelport.gateway.recording.record",
     "modelport.gateway.repository",
+    "modelport.gateway.runtime.checked_json",
     "modelport.gateway.runtime.child_process",
     "modelport.gateway.runtime.openvino_import",
     "modelport.gateway.runtime.progress",

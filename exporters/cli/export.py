@@ -36,8 +36,8 @@ def export(**options: Any) -> None:
     """Export CHECKPOINT, prove each artifact equal to it, and publish it.
 
     CHECKPOINT is a .pt, .pth or .safetensors file, a Hugging Face folder, a .keras file, a
-    SavedModel, or a model of XGBoost (.ubj, .json), LightGBM (.txt) or scikit-learn (.skops).
-    All formats are proven before any is published.
+    SavedModel, or a model of XGBoost (.ubj, .json), LightGBM (.txt), CatBoost
+    (.json) or scikit-learn (.skops). All formats are proven before any is published.
 
     Exit codes: 0 done, 2 usage, 3 parity, 4 unsupported, 5 integrity.
     """

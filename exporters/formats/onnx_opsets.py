@@ -6,5 +6,5 @@ from __future__ import annotations
 TORCH_DEFAULT, INT4, TORCH_OLDEST = 20, 21, 18
 #: From TensorFlow: all that tf2onnx writes; the newest is the default.
 TENSORFLOW = range(13, 19)
-#: From scikit-learn, XGBoost and LightGBM: ONNX's own operators, and those of classical models.
+#: From scikit-learn and boosted trees: ONNX's own operators, and those of classical models.
 TREES, TREES_ML = 18, 3

@@ -187,6 +187,9 @@ _BUILTIN = (
                 )
                 for framework in (*(Framework.SCIKIT_LEARN, Framework.XGBOOST, Framework.LIGHTGBM),)
             },
+            Framework.CATBOOST: ExportRoute(
+                "trees_onnx", ("fp32",), ("onnx", "onnxruntime"), default_opset=onnx_opsets.TREES
+            ),
         },
         optimizer="modelport.exporters.optimization.onnx_graph",
     ),

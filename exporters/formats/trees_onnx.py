@@ -1,4 +1,4 @@
-"""scikit-learn, XGBoost and LightGBM to ONNX, through skl2onnx and onnxmltools."""
+"""scikit-learn, XGBoost, LightGBM and CatBoost to ONNX."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from modelport.exporters.formats import onnx_opsets, scikit_learn_onnx
+from modelport.exporters.formats import catboost_onnx, onnx_opsets, scikit_learn_onnx
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.runtime.output_capture import quiet
@@ -61,6 +61,8 @@ def _convert(fitted: FittedModel) -> onnx.ModelProto:
     model: onnx.ModelProto
     if fitted.framework is Framework.SCIKIT_LEARN:
         return scikit_learn_onnx.convert(fitted)
+    if fitted.framework is Framework.CATBOOST:
+        return catboost_onnx.convert(fitted)
     import onnxmltools
     from onnxmltools.convert.common import data_types
 

@@ -17,8 +17,10 @@ SAVED_MODEL = "saved_model.pb"
 HUGGING_FACE = ("config.json", "modules.json")
 #: Files of such a folder: its configuration and its weights.
 PARTS = frozenset({HUGGING_FACE[0], "model.safetensors", "pytorch_model.bin"})
-#: Of XGBoost, LightGBM and skops.
+#: Of XGBoost and CatBoost (both .json), LightGBM and skops.
 TREE_SUFFIXES = frozenset({".ubj", ".json", ".txt", ".skops"})
+#: Of CatBoost's default format, which only its library reads.
+CATBOOST_SUFFIX = ".cbm"
 RECORDED_SUFFIX = ".npz"
 PICKLE_SUFFIXES = frozenset({".pkl", ".pickle", ".joblib"})
 
@@ -69,7 +71,13 @@ def _reader(path: Path) -> str:
     if suffix in PICKLE_SUFFIXES:
         raise UsageError(
             f"'{path}' is a pickle, which runs code when it is read; save the model with "
-            "skops.io.dump() (scikit-learn) or save_model() (XGBoost .ubj, LightGBM .txt)"
+            "skops.io.dump() (scikit-learn) or save_model() (XGBoost .ubj, LightGBM .txt, CatBoost "
+            "format='json')"
+        )
+    if suffix == CATBOOST_SUFFIX:
+        raise UsageError(
+            f"'{path}' is CatBoost's binary format; save the model with save_model('model.json', "
+            "format='json')"
         )
     if suffix == RECORDED_SUFFIX:
         return "recorded"

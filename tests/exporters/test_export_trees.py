@@ -1,4 +1,4 @@
-"""Models of scikit-learn, XGBoost and LightGBM: exact at each split, and read without pickles."""
+"""Models of scikit-learn and boosted trees: exact at each split, and read without pickles."""
 
 from __future__ import annotations
 
@@ -75,6 +75,15 @@ def _missing() -> Any:
     return xgboost.DMatrix(holes, Y > 0)
 
 
+def catboost_models() -> dict[str, Any]:
+    """Models that CatBoost 1.2.10 saved, rows, and its own answers to them."""
+    found: dict[str, Any] = json.loads((Path(__file__).parent / "catboost_models.json").read_text())
+    return found
+
+
+CATBOOST = catboost_models()
+
+
 #: Writes a model → the outputs of its signature.
 SUBJECTS: dict[str, tuple[Callable[[Path], Any], str, int]] = {
     "binary.ubj": (lambda p: _booster("binary:logistic", Y > 0).save_model(p), "probabilities", 2),
@@ -93,6 +102,10 @@ SUBJECTS: dict[str, tuple[Callable[[Path], Any], str, int]] = {
         *("probabilities", 3),
     ),
     "tweedie.txt": (lambda p: _lightgbm("tweedie", Y).save_model(p), "prediction", 1),
+    "catboost.json": (
+        lambda p: p.write_text(json.dumps(CATBOOST["classes"]["model"])),
+        *("probabilities", 3),
+    ),
     "pipeline.skops": (
         lambda p: dump(make_pipeline(StandardScaler(), LogisticRegression()).fit(FEATURES, Y), p),
         *("probabilities", 3),
@@ -155,9 +168,10 @@ def test_a_model_is_proven_published_verified_and_served(name: str, tmp_path: Pa
     version = repository / path.stem / "1"
     fitted = trees.read(path)
     backend = load(version, (version.parent / "config.pbtxt").read_text())
-    (answer,) = run(backend, fp32(FEATURES[:4], "features")).outputs
+    rows = FEATURES[:4, : fitted.features]
+    (answer,) = run(backend, fp32(rows, "features")).outputs
     assert (answer.name, answer.data.shape) == (output, (4, size))
-    assert np.allclose(answer.data, fitted.predict(FEATURES[:4]), atol=1e-5)
+    assert np.allclose(answer.data, fitted.predict(rows), atol=1e-5)
     backend.unload()
     done = invoke(verify, version, "--checkpoint", path)
     assert done.exit_code == 0, done.output
@@ -410,3 +424,64 @@ def test_a_file_that_ends_the_process_which_reads_it_is_refused(
     path.write_bytes(whole[: len(whole) // 2])  # LightGBM aborts
     with pytest.raises(IntegrityError, match="the process that tried it ended with signal"):
         reader_selection.load(SourceRequest(path))
+
+
+@pytest.mark.parametrize("name", CATBOOST)
+def test_a_catboost_model_answers_as_the_library_does(name: str, tmp_path: Path) -> None:
+    """Rows lie at borders, one float above them, and are missing."""
+    recorded = CATBOOST[name]
+    (tmp_path / "m.json").write_text(json.dumps(recorded["model"]))
+    fitted = trees.read(tmp_path / "m.json")
+    rows = np.array(recorded["rows"], np.float32)
+    assert np.allclose(fitted.predict(rows), recorded["answers"], rtol=1e-12)
+    trees_onnx.export(SimpleNamespace(model=fitted), tmp_path / "m.onnx", ExportTarget())
+    (found,) = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(None, {"features": rows})
+    assert found.shape == (len(rows), fitted.outputs)
+    assert np.allclose(found, recorded["answers"], atol=1e-6)
+    assert fitted.classes == (["high", "low", "middle"] if name == "classes" else fitted.classes)
+
+
+#: Path of a value in the symmetric model → what is there instead, and a part of the refusal.
+CONTRADICTIONS: tuple[tuple[tuple[Any, ...], Any, str], ...] = (
+    (("oblivious_trees", 0, "leaf_values"), [1.0], "2 splits and 1 leaf_values"),
+    (("oblivious_trees", 0, "splits"), [{"split_type": "FloatFeature"}] * 99, "99 splits and"),
+    (("oblivious_trees", 0, "splits", 0, "float_feature_index"), 9, "is of no feature"),
+    (("oblivious_trees", 0, "splits", 0, "split_type"), "OnlineCtr", "of kind 'OnlineCtr'"),
+    (("oblivious_trees", 0, "leaf_values", 0), "1", "oblivious_trees.0.leaf_values.0"),
+    (("oblivious_trees",), [], "it has no trees"),
+    (("trees",), [{"split": {"split_type": "FloatFeature"}}], "has not two branches"),
+    (("trees",), [{"value": [1.0, 2.0]}], "a leaf has 2 values"),
+    (("scale_and_bias",), [1, [0, 0]], "2 outputs do not fit"),
+    (("features_info", "float_features", 0, "flat_feature_index"), 7, "not numbered from 0"),
+    (("features_info", "categorical_features"), [{}], "has categorical features"),
+    (("model_info", "params", "loss_function", "type"), "MultiLogloss", "of several labels"),
+    (("model_info", "params", "loss_function", "type"), "Own", "classifier with loss 'Own'"),
+)
+
+
+@pytest.mark.parametrize(("path", "value", "part"), CONTRADICTIONS)
+def test_a_catboost_file_that_has_no_conversion_is_refused_with_the_place(
+    path: tuple[Any, ...], value: Any, part: str, tmp_path: Path
+) -> None:
+    model = catboost_models()["binary"]["model"]
+    place = model
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    (tmp_path / "m.json").write_text(json.dumps(model))
+    with pytest.raises((IntegrityError, Unsupported), match=part) as caught:
+        trees.read(tmp_path / "m.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_trees_of_catboost_that_nest_without_end_are_refused(tmp_path: Path) -> None:
+    text = json.dumps(CATBOOST["not-symmetric"]["model"])
+    deep = '{"left":' * 20_000
+    (tmp_path / "m.json").write_text(text.replace('"trees": [', f'"trees": [{deep}'))
+    with pytest.raises(IntegrityError, match="recursion limit"):
+        trees.read(tmp_path / "m.json")
+
+
+def test_the_binary_format_of_catboost_is_refused_with_the_one_that_works(tmp_path: Path) -> None:
+    (tmp_path / "m.cbm").write_bytes(b"CBM1")
+    assert "save_model('model.json', format='json')" in refused(tmp_path / "m.cbm").output

@@ -1,8 +1,9 @@
-"""Models of scikit-learn, XGBoost and LightGBM, from files that hold no pickles.
+"""Models of scikit-learn, XGBoost, LightGBM and CatBoost, from files that hold no pickles.
 
 scikit-learn's are read from ``skops`` files, XGBoost's from its JSON or UBJSON, LightGBM's from its
-text. Each takes one matrix, ``features``, or every column of strings and numbers by its name; a
-classifier gives ``probabilities`` or else ``scores``, a regressor ``prediction``.
+text, CatBoost's from its JSON. Each takes one matrix, ``features``, or every column of strings and
+numbers by its name; a classifier gives ``probabilities`` or else ``scores``, a regressor
+``prediction``.
 """
 
 from __future__ import annotations
@@ -90,6 +91,11 @@ def read(path: Path) -> FittedModel:
         from modelport.exporters.sources.trees import scikit_learn
 
         return scikit_learn.read(path)
+    if suffix == ".json":
+        from modelport.exporters.sources.trees import catboost_model
+
+        if catboost_model.is_catboost(path):
+            return catboost_model.read(path)
     if suffix in (".ubj", ".json"):
         from modelport.exporters.sources.trees import xgboost_model
 

@@ -1,4 +1,4 @@
-"""A model of scikit-learn, XGBoost or LightGBM with the facts that its export needs."""
+"""A model of scikit-learn, XGBoost, LightGBM or CatBoost with the facts that its export needs."""
 
 from __future__ import annotations
 
