@@ -297,6 +297,32 @@ FAMILIES: Mapping[str, Family] = {
         MASKED,
         {"last_hidden_state": ("sequence", 32)},
     ),
+    "bart-classifier": Family(
+        "BartForSequenceClassification",
+        {**_SEQ2SEQ, "max_position_embeddings": 24, **LABELS},
+        MASKED,
+        {"logits": (3,)},
+        "text-classification",
+        ("a", "b", "c"),
+    ),
+    "aimv2-text": Family("Aimv2TextModel", {**_TEXT, "eos_token_id": 60}, MASKED, _HIDDEN),
+    "mgp-str": Family(
+        "MgpstrForSceneTextRecognition",
+        {
+            **{"image_size": [8, 16], "patch_size": 4, "hidden_size": 32, "mlp_ratio": 2.0},
+            **{"num_hidden_layers": 1, "num_attention_heads": 2, "max_token_length": 5},
+            **{"num_character_labels": 7, "num_bpe_labels": 8, "num_wordpiece_labels": 9},
+        },
+        IMAGE,
+        {"logits_0": (5, 7), "logits_1": (5, 8), "logits_2": (5, 9)},
+        "feature-extraction",
+    ),
+    "voxtral-encoder": Family(
+        "VoxtralRealtimeEncoder",
+        {**_SIZES, "intermediate_size": 48, "num_mel_bins": 12, "head_dim": 8},
+        ("input_features",),
+        {"last_hidden_state": (-1, 32)},
+    ),
     "patchtst": Family(
         "PatchTSTForPrediction",
         {

@@ -100,6 +100,22 @@ def test_a_folder_is_enough(folders: Callable[[str], Path], name: str) -> None:
         assert encoder or set(answers) <= set(expected)
 
 
+def test_a_text_is_classified_by_its_own_last_end_of_text_token(
+    folders: Callable[[str], Path],
+) -> None:
+    """transformers takes a batch only if all of its texts have equally many."""
+    folder = folders("bart-classifier")
+    source = load(SourceRequest(folder))
+    ids = np.random.default_rng(0).integers(3, 61, (3, 9))
+    ids[0, [4]] = ids[1, [2, 6]] = ids[2, [8]] = 2
+    inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    answer = source.reference(inputs)["logits"]
+    for row in range(3):
+        alone = {name: array[row : row + 1] for name, array in inputs.items()}
+        expected = own(folder, "BartForSequenceClassification", alone)["logits"].numpy()
+        assert np.abs(answer[row] - expected[0]).max() < 2e-5
+
+
 @pytest.mark.parametrize("name", sampled(FAMILIES if SLOW else (*QUICK, *MORE), *QUICK))
 def test_the_artifact_of_a_family_is_proven(
     folders: Callable[[str], Path], tmp_path: Path, name: str

@@ -162,8 +162,8 @@ def _work(architecture: Architecture, formats: Sequence[str], pipe: Connection) 
                 said = os.pread(output, 10_000, 0).decode(errors="replace")
                 outcome = _judged(architecture, name, status, said)
                 if outcome.verdict is ExportVerdict.PUBLISHED:
-                    version = next(repository.glob("*/1"))
-                    found = comparison.published(version, name, original)
+                    done = next(repository.iterdir()).rename(Path(work, f"done-{name}"))
+                    found = comparison.published(done / "1", name, original)
                     verdict = ExportVerdict.WRONG if found.wrong else ExportVerdict.PUBLISHED
                     outcome = ExportOutcome(
                         architecture.name,
@@ -172,7 +172,6 @@ def _work(architecture: Architecture, formats: Sequence[str], pipe: Connection) 
                         found.wrong,
                         max_abs_error=found.max_abs_error,
                     )
-                    version.parent.rename(Path(work, f"done-{name}"))
             except Exception:
                 detail = traceback.format_exc(limit=-3)
                 outcome = _outcome(architecture, name, ExportVerdict.CRASHED, detail)

@@ -111,11 +111,17 @@ class TransformersModel:
         return [str(folder), "--task", TASKS[self.head]]
 
     def original(self, folder: Path) -> Callable[[Mapping[str, Any]], Any]:
-        """Load the folder as its users do."""
+        """Load the folder as its users do: of two towers, or of an encoder with a decoder, a model
+        without a head gives the features of the first."""
         model = self._class.from_pretrained(folder, local_files_only=True).eval()
 
         def run(inputs: Mapping[str, Any]) -> Any:
-            return model(**inputs)
+            if self.head or "pixel_values" in inputs:
+                return model(**inputs)
+            if hasattr(model, "get_text_features") and hasattr(model, "get_image_features"):
+                return {"text_embeds": model.get_text_features(**inputs).pooler_output}
+            encodes = getattr(model.config, "is_encoder_decoder", False)
+            return (model.get_encoder() if encodes else model)(**inputs)
 
         return run
 

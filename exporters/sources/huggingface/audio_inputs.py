@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -77,9 +78,11 @@ def _features(facts: ModelFacts, bins: int | None) -> Iterator[TaskInputs]:
         )
     axis = Axis(facts.sequence, 1, facts.positions())
     masked = facts.folder.preprocessor().get("return_attention_mask", True)
-    for dims in ((axis.name, width), (width, axis.name)):
+    layouts = ((axis.name, width), (width, axis.name))
+    # Some models take a mask of the frames that are left after their convolutions.
+    for along_input, dims in itertools.product(dict.fromkeys((masked, False)), layouts):
         spec = TensorSpec("input_features", Datatype.FP32, dims)
-        yield _over_time(facts, spec, axis, masked)
+        yield _over_time(facts, spec, axis, along_input)
 
 
 def _over_time(facts: ModelFacts, spec: TensorSpec, axis: Axis, masked: bool) -> TaskInputs:

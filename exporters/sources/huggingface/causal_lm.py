@@ -96,6 +96,8 @@ def _build(folder: Folder) -> Any:
         )
     found = pretrained.load(folder, config, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     pretrained.refuse_misfit(folder, found.missing, found.unexpected)
+    with pretrained.translated(f"'{folder.path}'", Unsupported):
+        pretrained.attends_otherwise(found.model, lambda: {"logits": _probe(found.model)})
     return found.model
 
 

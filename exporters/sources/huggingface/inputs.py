@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from modelport.exporters.model_spec import AttentionMask
@@ -19,7 +20,7 @@ from modelport.exporters.sources.huggingface.model_facts import (
     attribute,
     tokens,
 )
-from modelport.exporters.sources.huggingface.tasks import Part
+from modelport.exporters.sources.huggingface.tasks import ExportTask, Part
 from modelport.gateway.errors import Unsupported, UsageError
 from modelport.gateway.types import Axis, Datatype, TensorSpec
 
@@ -43,9 +44,9 @@ HYPER_PARAMETERS = frozenset({"max_positions", "image_size"})
 
 
 def inputs_for(
-    folder: Folder, model: Any, part: Part, kwargs: Mapping[str, Any]
+    folder: Folder, model: Any, task: ExportTask, kwargs: Mapping[str, Any]
 ) -> Iterator[TaskInputs]:
-    """The inputs of ``part`` of ``model``; several if only running it tells which are right.
+    """The inputs of ``model`` for ``task``; several if only running it tells which are right.
 
     Raises:
         UsageError: a hyper-parameter is wrong.
@@ -57,7 +58,7 @@ def inputs_for(
             f"--model-kwargs: a Hugging Face folder has no {', '.join(unknown)}, only "
             f"{' and '.join(sorted(HYPER_PARAMETERS))}; the rest is in config.json"
         )
-    config = model.config
+    config, part = model.config, task.part
     seq2seq = part in (Part.ENCODER, Part.DECODER) or (
         part is Part.WHOLE and "decoder_input_ids" in _arguments(model.forward)
     )
@@ -79,6 +80,8 @@ def inputs_for(
     if "pixel_values" in taken and not cut:
         for image in _images(facts):
             yield _paired(texts, image) if texts.specs else image
+    if "decoder_input_ids" in taken and texts.specs and not task.generates:
+        yield _text(replace(facts, sequence="sequence"), decodes=False)
     if texts.specs:  # a language model that puts images into its text also takes text alone
         yield texts
     if cut and "pixel_values" in taken:
@@ -127,7 +130,8 @@ def _padding_side(folder: Folder, model: Any) -> str:
 # -- text -----------------------------------------------------------------------------------------
 
 
-def _text(facts: ModelFacts) -> TaskInputs:
+def _text(facts: ModelFacts, decodes: bool = True) -> TaskInputs:
+    """Token ids and what belongs to them; ``decodes`` False: the decoder's follow from them."""
     config, axis = facts.text, facts.sequence
     specs = [tokens("input_ids", axis, attribute(config, "vocab_size") or CODE_POINTS)]
     masks: tuple[AttentionMask, ...] = ()
@@ -139,7 +143,7 @@ def _text(facts: ModelFacts) -> TaskInputs:
     if "token_type_ids" in facts.arguments and kinds > 1:
         specs.append(tokens("token_type_ids", axis, kinds))
     axes = {axis: Axis(axis, 1, facts.positions())}
-    if "decoder_input_ids" in facts.arguments:
+    if decodes and "decoder_input_ids" in facts.arguments:
         axes["decoder_sequence"] = Axis("decoder_sequence", 1, facts.positions())
         specs.append(tokens("decoder_input_ids", "decoder_sequence", config.vocab_size))
     return TaskInputs(tuple(specs), axes, masks, limited=axis)

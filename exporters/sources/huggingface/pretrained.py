@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -127,6 +127,26 @@ def load(folder: Folder, config: Any, factory: Any) -> Pretrained:
     if mismatched:
         refuse_misfit(folder, missing, unexpected, mismatched)
     return Pretrained(model.eval(), tuple(missing), tuple(unexpected))
+
+
+def attends_otherwise(model: Any, sample: Callable[[], Mapping[str, Tensor]]) -> bool:
+    """Give ``model`` the attention that transformers runs by default if eager attention differs.
+
+    Its own masks may fit one of the two alone: a mask of what is kept is no mask of what is added.
+
+    Args:
+        sample: runs the model.
+    """
+    eager = sample()
+    try:
+        model.set_attn_implementation("sdpa")
+        default = sample()
+        same = all(torch.allclose(eager[n], default[n], 1e-2, 1e-3, True) for n in eager)
+    except Exception:  # the model has only one
+        same = True
+    if same:
+        model.set_attn_implementation("eager")
+    return not same
 
 
 def refuse_misfit(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,8 @@ FURTHER = {2: 4, 3: 40}
 SHORTEST = (1, 2, 4, 8, 16, 32)
 #: The axes of a model whose texts and images are batches of their own.
 PAIRED = ("text_batch", "image_batch")
+#: The output of models without a head.
+FEATURES = "last_hidden_state"
 #: Outputs that are left out where their weights are missing: another head was trained.
 OPTIONAL = frozenset({"pooler_output"})
 
@@ -63,7 +65,7 @@ class TaskModel(nn.Module):
         if self.part is Part.DECODER:
             inputs = _decoder_arguments(inputs)
         result: Any = self.model(**inputs, **self._switches(), return_dict=True)
-        return {name: result[name] for name in result}
+        return dict(_flat(result))
 
     def _switches(self) -> dict[str, bool]:
         """Without a cache, which would be a further output."""
@@ -75,6 +77,14 @@ def _pooled(features: Any) -> Tensor:
     """The embedding in a result; transformers 4 returns it alone."""
     pooled: Tensor = features if isinstance(features, Tensor) else features.pooler_output
     return pooled
+
+
+def _flat(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The entries of ``result``; the elements of a tuple have its name and their number."""
+    for name, value in result.items():
+        yield name, value
+        if isinstance(value, tuple):
+            yield from ((f"{name}_{number}", each) for number, each in enumerate(value))
 
 
 def _decoder_arguments(inputs: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -112,7 +122,10 @@ class SignatureFinder:
         self._limit()
         sizes = [{name: self._size(name, step) for name in self._axes} for step in (2, 3)]
         first, second = (self._run(chosen) for chosen in sizes)
-        found = [name for name in self._module.outputs if isinstance(first.get(name), Tensor)]
+        wanted = self._module.outputs
+        found = [name for name in wanted if isinstance(first.get(name), Tensor)]
+        if not found and FEATURES in wanted:  # a base model with heads of its own
+            found = [name for name, value in first.items() if isinstance(value, Tensor)]
         if not found:
             raise ValueError(f"it returns {', '.join(first) or 'nothing'}")
         outputs = {
@@ -136,6 +149,11 @@ class SignatureFinder:
             self._inputs.specs, tuple(outputs.values()), 0 if pairs else self._rows, axes
         )
         return signature, tuple(name for name in damaged if name in outputs)
+
+    def sample(self) -> dict[str, Tensor]:
+        """The outputs for the inputs of the first run."""
+        found = self._run({name: self._size(name, 2) for name in self._axes})
+        return {name: found[name] for name in self._module.outputs}
 
     def _size(self, name: str, step: int) -> int:
         """A small size, different for each axis and step."""

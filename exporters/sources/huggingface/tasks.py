@@ -35,6 +35,7 @@ class ExportTask:
         outputs: names in transformers' results; the artifact has those that a model returns.
         labelled: the last axis of ``logits`` is the classes of ``id2label``.
         decides: the largest along the last axis of the first output is the model's answer.
+        generates: the texts of a decoder are an input of their own.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ExportTask:
     classes: Mapping[str, str] = field(default_factory=dict)
     labelled: bool = False
     decides: bool = False
+    generates: bool = False
     part: Part = Part.WHOLE
 
 
@@ -64,7 +66,11 @@ TASKS: tuple[ExportTask, ...] = (
     ExportTask("text-generation", CAUSAL, decides=True),
     ExportTask(WITH_PAST, CAUSAL, decides=True),
     ExportTask(
-        "text2text-generation", _SEQ2SEQ, ("logits", "encoder_last_hidden_state"), decides=True
+        "text2text-generation",
+        _SEQ2SEQ,
+        ("logits", "encoder_last_hidden_state"),
+        decides=True,
+        generates=True,
     ),
     ExportTask("text2text-generation-encoder", _SEQ2SEQ, ("last_hidden_state",), part=Part.ENCODER),
     ExportTask("text2text-generation-decoder", _SEQ2SEQ, decides=True, part=Part.DECODER),

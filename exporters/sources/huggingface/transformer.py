@@ -14,7 +14,7 @@ import torch
 from modelport.exporters.loaded_model import Origin, Source
 from modelport.exporters.model_spec import AttentionMask, Decision, ModelSpec
 from modelport.exporters.sources import SourceRequest
-from modelport.exporters.sources.huggingface import audio, pretrained, tasks, vit
+from modelport.exporters.sources.huggingface import audio, last_token, pretrained, tasks, vit
 from modelport.exporters.sources.huggingface.folder import PREPROCESSOR, Folder, read_json
 from modelport.exporters.sources.huggingface.inputs import inputs_for
 from modelport.exporters.sources.huggingface.model_facts import TaskInputs
@@ -145,14 +145,17 @@ def _signature(
             tensor.fill_(torch.nan)
     reason: Exception | None = None
     avoided = getattr(found.model.config.get_text_config(), "pad_token_id", None)
-    for inputs in inputs_for(folder, found.model, task.part, request.model_kwargs):
+    model = last_token.by_place(found.model) if task.labelled else found.model
+    for inputs in inputs_for(folder, found.model, task, request.model_kwargs):
         names = [spec.name for spec in inputs.specs]
-        module = make(found.model, task.part, names, task.outputs)
+        module = make(model, task.part, names, task.outputs)
         finder = SignatureFinder(
             module, inputs, request.max_batch_size, -1 if avoided is None else avoided
         )
         try:
             signature, damaged = finder.find()
+            if pretrained.attends_otherwise(found.model, finder.sample):
+                signature, damaged = finder.find()
         except ModelportError:
             raise
         except Exception as error:
