@@ -191,10 +191,10 @@ def _values(each: CapturedTensor) -> dict[str, Any]:
                 return {"data": [item.decode() for item in items]}
             except UnicodeDecodeError:
                 pass
-        elif each.datatype in _AS_NUMBERS and (
-            each.data.dtype.kind != "f" or np.isfinite(each.data).all()
-        ):
-            return {"data": np.ascontiguousarray(each.data).reshape(-1)}
+        elif each.datatype in _AS_NUMBERS:
+            numbers = orjson.dumps(np.ascontiguousarray(each.data).reshape(-1), option=_OPTIONS)
+            if numbers.find(b"null") < 0:  # JSON has no NaN and no infinity
+                return {"data": orjson.Fragment(numbers[:-1])}
     return {"data_base64": base64.b64encode(_raw(each)).decode()}
 
 
