@@ -203,9 +203,10 @@ def build(
         raise
     except (Exception, SystemExit) as error:
         reason = f"it exits ({error})" if isinstance(error, SystemExit) else error
+        missing = isinstance(error, ModuleNotFoundError)
         raise UsageError(
             f"--model '{model}' cannot be built with {kwargs or 'no arguments'}: {reason}; "
-            "correct --model-kwargs"
+            + ("install what it imports" if missing else "correct --model-kwargs")
         ) from error
     if not callable(getattr(module, "state_dict", None)):
         raise UsageError(

@@ -13,7 +13,7 @@ from typing import Any
 
 DEFAULT_MAX_BATCH_SIZE = 8
 #: Extensions of PyTorch checkpoints.
-PICKLED = frozenset({".pt", ".pth", ".bin"})
+PICKLED = frozenset({".pt", ".pth", ".bin", ".ckpt", ".tar", ".th"})
 SAFETENSORS = frozenset({".safetensors"})
 
 

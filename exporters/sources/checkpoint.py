@@ -1,7 +1,7 @@
 """Reading trained weights without running code, and loading them strictly.
 
-``.pt`` and ``.pth`` are read by PyTorch's restricted unpickler (``weights_only``), which builds
-tensors and plain containers and refuses every other class; ``.safetensors`` cannot hold code.
+Pickles are read by PyTorch's restricted unpickler (``weights_only``), which builds tensors, plain
+containers, and stand-ins for objects of every other class; ``.safetensors`` cannot hold code.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import zipfile
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from torch.nn.parameter import is_lazy
 
 from modelport.exporters.arguments import check_plain
 from modelport.exporters.runtime.output_capture import quiet
-from modelport.exporters.sources import PICKLED, SAFETENSORS, safetensors_header
+from modelport.exporters.sources import PICKLED, SAFETENSORS, safetensors_header, stand_ins
 from modelport.gateway.errors import IntegrityError, Unsupported, UsageError, first_line
 from modelport.gateway.repository.artifact_checks import zip_guard
 from modelport.gateway.repository.artifact_checks.load_guard import no_code
@@ -85,11 +86,7 @@ def read(path: Path) -> Checkpoint:
     """
     if not path.is_file():
         raise UsageError(f"checkpoint '{path}' is not a file; give the path of a trained model")
-    if path.suffix not in PICKLED | SAFETENSORS:
-        raise UsageError(
-            f"checkpoint '{path}' has an unknown extension '{path.suffix}'; "
-            f"use one of {', '.join(sorted(PICKLED | SAFETENSORS))}"
-        )
+    check_suffix(path)
     try:
         digest = sha256_of(path)
     except OSError as error:
@@ -99,6 +96,16 @@ def read(path: Path) -> Checkpoint:
         _check_held(key, value, path)
     versions = _unwrap(dict(_versions(state)), state)
     return Checkpoint(path.name, digest, _unwrap(state, state), kwargs, versions)
+
+
+def check_suffix(path: Path) -> None:
+    """Raise ``UsageError`` unless the extension is one of a PyTorch checkpoint."""
+    if path.suffix not in PICKLED | SAFETENSORS:
+        raise UsageError(
+            f"checkpoint '{path}' has an unknown extension '{path.suffix}'; give a model of one of "
+            "the frameworks in docs/exporting.md, or a PyTorch checkpoint named "
+            f"{', '.join(sorted(PICKLED | SAFETENSORS))}"
+        )
 
 
 def _check_held(key: str, value: Tensor, path: Path) -> None:
@@ -149,8 +156,9 @@ def _read_pickled(path: Path) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
     try:
         if zip_guard.is_zip(path):
             zip_guard.check(path, one_root=True)
+            _check_kind(path)
         # the unpickler warns about pickles written by other tools
-        with quiet(), no_code(path.name):
+        with quiet(), no_code(path.name), stand_ins.instead_of_classes(path):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except IntegrityError:
         raise
@@ -159,6 +167,7 @@ def _read_pickled(path: Path) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
     # damage can raise almost anything: zip, struct, seek, recursion errors
     except Exception as error:
         raise _damaged(path, error) from error
+    content = _with_weights(content)
     if not isinstance(content, Mapping):
         raise IntegrityError(
             f"checkpoint '{path}' holds a {type(content).__name__}, not a state dict; "
@@ -181,6 +190,31 @@ def _read_pickled(path: Path) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
         )
     outer = holder if MODEL_KWARGS_KEY in holder else content
     return state, _kwargs_of(outer, path) if keys else {}
+
+
+def _check_kind(path: Path) -> None:
+    """Refuse archives of torch that hold a program instead of a pickle."""
+    with zipfile.ZipFile(path) as archive:
+        names = {name.partition("/")[2] for name in archive.namelist()}
+    if ".data/extern_modules" in names:
+        raise IntegrityError(
+            f"checkpoint '{path}' is an archive of torch.package, whose code runs when it is "
+            "loaded; load it where you trust it, and save model.state_dict()"
+        )
+    if "constants.pkl" in names:
+        raise UsageError(
+            f"checkpoint '{path}' is a TorchScript program; serve it as it is, or load it with "
+            "torch.jit.load() and save its state_dict()"
+        )
+
+
+def _with_weights(content: object) -> object:
+    """``content`` with the state dict of each module that was pickled whole."""
+    if isinstance(content, stand_ins.StandIn) and stand_ins.is_module(content):
+        return stand_ins.state_dict(content)
+    if _is_dict(content) and any(isinstance(v, stand_ins.StandIn) for v in content.values()):
+        return {key: _with_weights(value) for key, value in content.items()}
+    return content
 
 
 def _keys_to_state(content: Mapping[str, Any], path: Path) -> tuple[str, ...]:
@@ -285,7 +319,10 @@ def load_into(module: nn.Module, checkpoint: Checkpoint) -> None:
     if missing or unexpected:
         parts = [("missing", missing), ("unexpected", unexpected)]
         listed = "; ".join(f"{len(k)} {kind} keys: {_some(k)}" for kind, k in parts if k)
-        raise UsageError(f"{where}: {listed}; check --model and --model-kwargs")
+        raise UsageError(
+            f"{where}: {listed}; check --model and --model-kwargs, or save the state_dict() of the "
+            "model that your own code loads"
+        )
     for key, value in checkpoint.state.items():
         if value.layout is not torch.strided and value.layout is not expected[key].layout:
             raise UsageError(f"{where}: {key} is {value.layout}, the model's is dense; save it so")

@@ -56,6 +56,7 @@ def load(request: SourceRequest) -> Source:
         Unsupported: the model is quantised, or draws random numbers.
     """
     if request.model is None:
+        checkpoint.check_suffix(request.checkpoint)
         raise UsageError(
             f"checkpoint '{request.checkpoint}' holds only weights; add --model "
             "(a registered name or package.module:factory)"

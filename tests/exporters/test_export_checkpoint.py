@@ -11,9 +11,11 @@ import struct
 import time
 import zipfile
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -265,9 +267,55 @@ def test_a_pickle_that_wants_to_run_code_is_refused_and_not_run(
     assert target.exists(), "the bomb is a dud: this test could not fail"
 
 
-def test_a_pickled_module_is_refused_with_the_remedy(fraud: nn.Module, tmp_path: Path) -> None:
-    with pytest.raises(IntegrityError, match=r"FraudTransformer.*save model.state_dict\(\)"):
-        checkpoint.read(saved(fraud, tmp_path / "a.pt"))
+@pytest.mark.parametrize("key", [None, "model"])
+def test_a_pickled_module_gives_its_weights_and_runs_nothing(
+    fraud: nn.Module, tmp_path: Path, key: str | None
+) -> None:
+    fraud.register_buffer("passing", torch.ones(2), persistent=False)
+    expected = fraud.state_dict()
+    path = saved({key: fraud} if key else fraud, tmp_path / "a.pt")
+    found = checkpoint.read(path).state
+    assert sorted(found) == sorted(expected)
+    assert all(torch.equal(found[each], value) for each, value in expected.items())
+
+
+class Configuration:
+    """What a training script saves beside the weights; its class is not loaded again."""
+
+    def __init__(self) -> None:
+        self.rate, self.folder, self.started = 0.1, Path("runs"), datetime.now(UTC)
+
+    def __setstate__(self, state: object) -> None:
+        raise AssertionError("a class of the file was loaded")
+
+
+@pytest.mark.parametrize("suffix", [".ckpt", ".pth.tar"])
+def test_objects_beside_the_weights_are_not_loaded(tmp_path: Path, suffix: str) -> None:
+    """As in checkpoints of PyTorch Lightning."""
+    score = {"hyper_parameters": Configuration(), "best": np.float64(0.5), "kind": Configuration}
+    content = {"state_dict": {"a": torch.ones(2)}, **score}
+    assert checkpoint.read(saved(content, tmp_path / f"a{suffix}")).shapes == {"a": (2,)}
+
+
+def test_a_module_that_shares_its_parts_without_end_is_refused(tmp_path: Path) -> None:
+    module: nn.Module = nn.Identity()
+    for _ in range(40):
+        module = nn.Sequential(module, module)
+    with pytest.raises(IntegrityError, match="more submodules than any model"):
+        checkpoint.read(saved(module, tmp_path / "a.pt"))
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [("constants.pkl", "TorchScript program; serve it"), (".data/extern_modules", "torch.package")],
+)
+def test_a_program_is_not_called_a_damaged_checkpoint(
+    tmp_path: Path, record: str, said: str
+) -> None:
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+        archive.writestr(f"a/{record}", b"")
+    with pytest.raises((IntegrityError, UsageError), match=said):
+        checkpoint.read(tmp_path / "a.pt")
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
@@ -330,7 +378,7 @@ def test_a_missing_file_and_an_unknown_extension_are_usage_errors(tmp_path: Path
         checkpoint.read(tmp_path / "absent.pt")
     (tmp_path / "a.h5").write_bytes(b"x")
     with pytest.raises(
-        UsageError, match=r"extension '.h5'; use one of .bin, .pt, .pth, .safetensors"
+        UsageError, match=r"extension '.h5'; .* named .bin, .ckpt, .pt, .pth, .safetensors"
     ):
         checkpoint.read(tmp_path / "a.h5")
 
