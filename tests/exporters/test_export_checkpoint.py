@@ -279,7 +279,7 @@ def test_a_pickled_module_gives_its_weights_and_runs_nothing(
     assert all(torch.equal(found[each], value) for each, value in expected.items())
 
 
-class Configuration:
+class TrainingSettings:
     """What a training script saves beside the weights; its class is not loaded again."""
 
     def __init__(self) -> None:
@@ -292,7 +292,11 @@ class Configuration:
 @pytest.mark.parametrize("suffix", [".ckpt", ".pth.tar"])
 def test_objects_beside_the_weights_are_not_loaded(tmp_path: Path, suffix: str) -> None:
     """As in checkpoints of PyTorch Lightning."""
-    score = {"hyper_parameters": Configuration(), "best": np.float64(0.5), "kind": Configuration}
+    score = {
+        "hyper_parameters": TrainingSettings(),
+        "best": np.float64(0.5),
+        "kind": TrainingSettings,
+    }
     content = {"state_dict": {"a": torch.ones(2)}, **score}
     assert checkpoint.read(saved(content, tmp_path / f"a{suffix}")).shapes == {"a": (2,)}
 
