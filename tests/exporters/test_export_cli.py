@@ -22,6 +22,7 @@ from torch import nn
 
 import modelport.exporters.formats.onnx as formats_onnx
 from modelport.exporters.artifact_destination import Destination
+from modelport.exporters.formats import torchscript
 from modelport.exporters.formats.registry import find_format
 from modelport.exporters.loaded_model import Source
 from modelport.gateway.cli.errors import Failure
@@ -34,7 +35,7 @@ Invoke = Callable[..., Result]
 Python = Callable[..., subprocess.CompletedProcess[str]]
 Snapshot = Callable[[Path], dict[str, str]]
 
-EXPORT = formats_onnx.export
+EXPORT = torchscript.export
 
 
 def export_one_weight_wrong(source: Source, *rest: Any) -> None:
@@ -71,11 +72,8 @@ def test_an_export_publishes_a_proven_version_that_any_runtime_opens(
     assert signature.max_batch_size == 4
     check_certificate(json.loads((version / "certificate.json").read_text()), version)
 
-    again = invoke(fraud_checkpoint, "--max-batch-size", "4")
-    assert again.exit_code == 0
-    assert (model / "2" / "model.onnx").exists()
-    line = failed(invoke(fraud_checkpoint, "--max-batch-size", "4", "--model-version", "2"), 2)
-    assert "version 2 of 'fraud' is published" in line
+    line = failed(invoke(fraud_checkpoint, "--max-batch-size", "4", "--model-version", "1"), 2)
+    assert "version 1 of 'fraud' is published" in line
     assert "--max-batch-size" in failed(invoke(fraud_checkpoint, "--max-batch-size", "5"), 2)
 
 
@@ -113,26 +111,24 @@ def test_one_perturbed_weight_exits_3_and_leaves_the_repository_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
     snapshot: Snapshot,
 ) -> None:
-    arguments = ("--model-kwargs", '{"num_heads": 2}')
+    arguments = ("--model-kwargs", '{"num_heads": 2}', "--format", "torchscript")
     repository = tmp_path / "repository"
     assert invoke(vit_checkpoint, *arguments, model="vit").exit_code == 0
     before = snapshot(repository)
-    monkeypatch.setattr(formats_onnx, "export", export_one_weight_wrong)
+    monkeypatch.setattr(torchscript, "export", export_one_weight_wrong)
     assert "'logits' differs" in failed(invoke(vit_checkpoint, *arguments, model="vit"), 3)
     assert snapshot(repository) == before
 
 
-@pytest.mark.parametrize(
-    "output", ["out", pytest.param("out/net.onnx", marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize("output", ["out", pytest.param("out/net.pt", marks=pytest.mark.thorough)])
 def test_an_output_is_written_instead_of_published_and_replaced_when_repeated(
     invoke: Invoke, vit_checkpoint: Path, tmp_path: Path, output: str
 ) -> None:
-    arguments = ("--model-kwargs", '{"num_heads": 2}', "-o", str(tmp_path / output))
+    arguments = ("--model-kwargs", '{"num_heads": 2}', "--format", "torchscript")
     for _ in range(2):
-        result = invoke(vit_checkpoint, *arguments, model="vit")
+        result = invoke(vit_checkpoint, *arguments, "-o", str(tmp_path / output), model="vit")
         assert result.exit_code == 0, result.stderr
-    name = "net.onnx" if output.endswith(".onnx") else "model.onnx"
+    name = "net.pt" if output.endswith(".pt") else "model.pt"
     assert {path.name for path in (tmp_path / "out").iterdir()} == {name, "certificate.json"}
     certificate = json.loads((tmp_path / "out" / "certificate.json").read_text())
     assert certificate["artifact"]["files"][name]["sha256"] == sha256_of(tmp_path / "out" / name)

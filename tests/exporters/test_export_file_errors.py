@@ -13,7 +13,7 @@ import pytest
 import torch
 from click.testing import Result
 
-import modelport.exporters.formats.onnx as formats_onnx
+from modelport.exporters.formats import torchscript
 from modelport.exporters.runtime.file_errors import STAGING_PREFIX, explained
 from modelport.gateway.repository.storage import location
 from tests import commands
@@ -90,14 +90,14 @@ def test_a_read_only_repository_is_not_called_full(
 def test_a_model_whose_folder_cannot_be_written_is_refused_before_the_work(
     invoke: Invoke, fraud_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert invoke(fraud_checkpoint).exit_code == 0
+    assert invoke(fraud_checkpoint, "--format", "torchscript").exit_code == 0
 
     def refused(*_: Any, dir: Path) -> None:
         raise failed(errno.EACCES, dir / "tmp")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refused)
-    monkeypatch.setattr(formats_onnx, "export", lambda *_: pytest.fail("it was converted"))
-    done = invoke(fraud_checkpoint)
+    monkeypatch.setattr(torchscript, "export", lambda *_: pytest.fail("it was converted"))
+    done = invoke(fraud_checkpoint, "--format", "torchscript")
     assert done.exit_code == 2
     assert f"Permission denied in '{tmp_path / 'repository' / 'fraud'}'; let user" in done.stderr
 

@@ -48,7 +48,7 @@ def strip(version: Path) -> None:
 def test_an_export_records_what_the_checkpoint_itself_answers(
     invoke: Invoke, fraud: nn.Module, fraud_checkpoint: Path, tmp_path: Path
 ) -> None:
-    assert invoke(fraud_checkpoint).exit_code == 0
+    assert invoke(fraud_checkpoint, "--format", "torchscript").exit_code == 0
     version = tmp_path / "repository" / "fraud" / "1"
     verify(version)
     found = payloads.read(version / sample_requests.FILENAME)
@@ -66,7 +66,7 @@ def test_an_export_records_what_the_checkpoint_itself_answers(
 def test_a_record_that_was_changed_or_slipped_in_is_refused(
     invoke: Invoke, fraud_checkpoint: Path, tmp_path: Path
 ) -> None:
-    assert invoke(fraud_checkpoint).exit_code == 0
+    assert invoke(fraud_checkpoint, "--format", "torchscript").exit_code == 0
     version = tmp_path / "repository" / "fraud" / "1"
     path = version / sample_requests.FILENAME
     path.write_text(path.read_text().replace('"seq_lens"', '"seq-lens"', 1))
@@ -106,7 +106,7 @@ def test_the_size_of_a_record_is_bounded(tmp_path: Path) -> None:
 def test_a_version_without_a_record_gets_one_later(
     invoke: Invoke, fraud_checkpoint: Path, tmp_path: Path
 ) -> None:
-    assert invoke(fraud_checkpoint).exit_code == 0
+    assert invoke(fraud_checkpoint, "--format", "torchscript").exit_code == 0
     version = tmp_path / "repository" / "fraud" / "1"
     before = payloads.read(version / sample_requests.FILENAME)
     strip(version)
@@ -131,7 +131,7 @@ def test_a_signed_version_gets_a_record_with_its_key_only(
     prefix = tmp_path / "release"
     assert CliRunner().invoke(keygen, ["--output", str(prefix)]).exit_code == 0
     key = f"{prefix}.key"
-    assert invoke(fraud_checkpoint, "--sign-key", key).exit_code == 0
+    assert invoke(fraud_checkpoint, "--format", "torchscript", "--sign-key", key).exit_code == 0
     version = tmp_path / "repository" / "fraud" / "1"
     strip(version)
     refused = CliRunner().invoke(sample, [str(version)])
