@@ -632,26 +632,33 @@ async def test_a_field_without_effect_is_found(observe: Any, text: str, accelera
 # -- parameters -----------------------------------------------------------------------------------
 
 
-def asked_of_parameters() -> dict[str, str]:
-    """The parameters that the gateway's code asks for, and the file that does.
+def asked_of_parameters() -> tuple[dict[str, str], set[str]]:
+    """The parameters that the gateway's code asks for, and the file that does; and all its strings.
 
-    By ``parameters.text()`` and the like, ``….parameters[KEY]``, and ``KEY in ….parameters``.
+    By ``parameters.text()`` and the like, ``….parameters[KEY]``, and ``KEY in ….parameters``. The
+    strings are without the tables.
     """
-    found = {}
+    found, strings = {}, set()
     for file in (ROOT / "gateway").rglob("*.py"):
-        tree = ast.parse(file.read_text())
+        nodes = [*ast.walk(ast.parse(file.read_text()))]
         constants = {
             target.id: node.value
-            for node in ast.walk(tree)
+            for node in nodes
             if isinstance(node, ast.Assign)
             for target in node.targets
             if isinstance(target, ast.Name)
         }
-        for key in filter(None, map(_key, ast.walk(tree))):
+        for key in filter(None, map(_key, nodes)):
             value = constants.get(key.id) if isinstance(key, ast.Name) else key
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
                 found[value.value] = file.name
-    return found
+        if file.name not in ("config_schema.py", "signed_config.py"):
+            strings |= {
+                node.value
+                for node in nodes
+                if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            }
+    return found, strings
 
 
 def _key(node: ast.AST) -> ast.expr | None:
@@ -673,24 +680,12 @@ def _key(node: ast.AST) -> ast.expr | None:
     return None
 
 
-def strings_of_the_gateway() -> set[str]:
-    """The strings of its code, without the tables."""
-    return {
-        node.value
-        for file in (ROOT / "gateway").rglob("*.py")
-        if file.name not in ("config_schema.py", "signed_config.py")
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
-
-
 def test_every_parameter_that_the_code_asks_for_is_in_a_table_and_the_other_way_round() -> None:
     backends = config_schema.BACKEND_PARAMETERS.values()
     read = {name for table in (config_schema.PARAMETERS, *backends) for name in table.read}
-    asked = asked_of_parameters()
+    asked, strings = asked_of_parameters()
     assert len(asked) > 25
     assert {name: file for name, file in asked.items() if name not in read} == {}
-    strings = strings_of_the_gateway()
     for name in read - set(config_schema.CUDA_OPTIONS):
         prefix, _, word = name.partition(".")
         if prefix == "mask":  # load tests read it
