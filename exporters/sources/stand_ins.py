@@ -27,8 +27,11 @@ HOLD_VALUES = frozenset(
     {"argparse", "collections", "datetime", "decimal", "enum", "fractions", "pathlib", "types"}
     | {"typing", "uuid"}
 )
-#: Submodules of a pickled module; a small file can share one among more of them than there is time.
-MOST_MODULES = 1 << 17
+#: Submodules of a pickled module, and characters of their names; a module in a small file may have
+#: itself below it, or share one among more than there is time.
+MOST_MODULES, MOST_CHARACTERS = 1 << 17, 1 << 26
+#: The attributes of an ``nn.Module`` that its weights are in, and its submodules.
+PARTS = ("_parameters", "_buffers", "_modules")
 
 
 class StandIn:
@@ -69,9 +72,8 @@ def _is_data(name: str) -> bool:
 
 def is_module(value: object) -> bool:
     """Whether a stand-in is of an ``nn.Module``."""
-    parts = ("_parameters", "_buffers", "_modules")
     return isinstance(value, StandIn) and all(
-        isinstance(value.attributes.get(part), dict) for part in parts
+        isinstance(value.attributes.get(part), dict) for part in PARTS
     )
 
 
@@ -82,17 +84,24 @@ def state_dict(module: StandIn) -> OrderedDict[str, Tensor]:
         IntegrityError: it has more submodules than any model.
     """
     state: OrderedDict[str, Tensor] = OrderedDict()
-    waiting = [("", module)]
+    waiting, characters = [("", module)], 0
     for _ in range(MOST_MODULES):
         if not waiting:
             return state
         prefix, each = waiting.pop()
+        entries = sum(
+            len(each.attributes[part]) for part in ("_parameters", "_buffers", "_modules")
+        )
+        characters += len(prefix) * (1 + entries)
+        if characters > MOST_CHARACTERS:
+            break
         passing = each.attributes.get("_non_persistent_buffers_set") or ()
         weights = {
             **each.attributes["_parameters"],
             **{k: v for k, v in each.attributes["_buffers"].items() if k not in passing},
         }
-        state.update({prefix + str(k): v for k, v in weights.items() if isinstance(v, Tensor)})
-        inner = each.attributes["_modules"].items()
-        waiting += [(f"{prefix}{k}.", v) for k, v in reversed(inner) if is_module(v)]
+        named = [(k, v) for k, v in weights.items() if isinstance(k, str)]
+        state.update({prefix + k: v for k, v in named if isinstance(v, Tensor)})
+        inner = reversed(each.attributes["_modules"].items())
+        waiting += [(f"{prefix}{k}.", v) for k, v in inner if isinstance(k, str) and is_module(v)]
     raise IntegrityError("it has more submodules than any model; save model.state_dict()")

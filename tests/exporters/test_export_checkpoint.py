@@ -7,6 +7,7 @@ import io
 import pickle
 import random
 import re
+import resource
 import struct
 import time
 import zipfile
@@ -307,6 +308,19 @@ def test_a_module_that_shares_its_parts_without_end_is_refused(tmp_path: Path) -
         module = nn.Sequential(module, module)
     with pytest.raises(IntegrityError, match="more submodules than any model"):
         checkpoint.read(saved(module, tmp_path / "a.pt"))
+
+
+@pytest.mark.parametrize("name", ["a", "a" * 100_000])
+def test_a_module_below_itself_is_refused_before_its_names_fill_the_memory(
+    tmp_path: Path, name: str
+) -> None:
+    module = nn.Linear(2, 2)
+    module._modules[name] = module
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(IntegrityError, match="more submodules than any model"):
+        checkpoint.read(saved(module, tmp_path / "a.pt"))
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 512 * 1024, "KiB"
 
 
 @pytest.mark.parametrize(
