@@ -13,12 +13,7 @@ from modelport.exporters import inspection
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.inspection import Inspection
 from modelport.exporters.loaded_model import Source
-from modelport.exporters.optimization import (
-    dynamic_quantization,
-    static_quantization,
-    transformer_fusion,
-    weight_only_quantization,
-)
+from modelport.exporters.optimization import quantization, transformer_fusion
 from modelport.exporters.optimization.result import GraphOptimization
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.gateway.errors import Unsupported, UsageError
@@ -60,13 +55,13 @@ def optimize(source: Source, draft: Path, path: Path, target: ExportTarget) -> G
 
 
 def _quantize(graph: Path, path: Path, target: ExportTarget, external_data: bool) -> None:
-    if target.quantize in weight_only_quantization.BITS:
-        bits = weight_only_quantization.BITS[target.quantize]
-        weight_only_quantization.quantize(graph, path, bits, target.block_size, external_data)
+    if target.quantize in quantization.BITS:
+        bits = quantization.BITS[target.quantize]
+        quantization.to_blocks(graph, path, bits, target.block_size, external_data)
     elif target.calibration is None:
-        dynamic_quantization.to_int8(graph, path, target.per_channel, external_data)
+        quantization.to_dynamic_int8(graph, path, target.per_channel, external_data)
     else:
-        static_quantization.to_int8(
+        quantization.to_static_int8(
             graph,
             path,
             target.calibration,

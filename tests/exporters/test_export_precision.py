@@ -17,7 +17,7 @@ from torch import nn
 from modelport.exporters.errors import ParityError
 from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.model_spec import Decision, ModelSpec
-from modelport.exporters.optimization import dynamic_quantization
+from modelport.exporters.optimization import quantization
 from modelport.exporters.proof import evaluation
 from modelport.exporters.proof.evaluation import HeldOut
 from modelport.exporters.sources.torch_eager import inference_mode
@@ -38,7 +38,7 @@ def certificate(tmp_path: Path, name: str = "fraud", version: int = 1) -> dict[s
 
 def spoiling(change: Callable[[Any], Any]) -> Callable[[Path, Path, bool, bool], None]:
     """A quantisation that changes every int8 matrix as well."""
-    honest = dynamic_quantization.to_int8
+    honest = quantization.to_dynamic_int8
 
     def quantized(draft: Path, path: Path, per_channel: bool, external_data: bool) -> None:
         honest(draft, path, per_channel, external_data)
@@ -159,7 +159,7 @@ def test_int8_products_never_saturate_on_a_processor_without_vnni(
 def test_too_many_changed_decisions_exit_3_and_leave_the_repository_as_it_was(
     invoke: Invoke, fraud_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dynamic_quantization, "to_int8", spoiling(lambda array: -array))
+    monkeypatch.setattr(quantization, "to_dynamic_int8", spoiling(lambda array: -array))
     said = failed(invoke(fraud_checkpoint, "--quantize", "int8"), 3)
     assert "decisions agree on" in said
     assert "below 97.00%" in said
@@ -171,7 +171,7 @@ def test_a_metric_that_falls_exits_3(
     invoke: Invoke, fraud_checkpoint: Path, held_out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        dynamic_quantization, "to_int8", spoiling(np.random.default_rng(0).permutation)
+        quantization, "to_dynamic_int8", spoiling(np.random.default_rng(0).permutation)
     )
     arguments = ("--quantize", "int8", "--data", str(held_out), "--min-agreement", "0")
     said = failed(invoke(fraud_checkpoint, *arguments), 3)

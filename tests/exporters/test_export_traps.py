@@ -26,7 +26,7 @@ from modelport.exporters.formats.registry import find_format
 from modelport.exporters.keras_ports import find_port
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.fraud import FraudTransformer
-from modelport.exporters.optimization import dynamic_quantization
+from modelport.exporters.optimization import quantization
 from modelport.exporters.proof import parity
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.runtime.tensorflow_runtime import keras, tf
@@ -291,7 +291,7 @@ def test_9_dynamic_quantisation_ignores_contradicting_shapes_that_the_exporter_l
     with quiet(), pytest.raises(Exception, match=r"[Ii]nfer"):
         quantize_dynamic(path, tmp_path / "naive.onnx", per_channel=True)
     quantized = tmp_path / "quantized.onnx"
-    dynamic_quantization.to_int8(path, quantized, per_channel=True, external_data=False)
+    quantization.to_dynamic_int8(path, quantized, per_channel=True, external_data=False)
     assert "MatMulInteger" in {node.op_type for node in onnx.load(quantized).graph.node}
 
 
