@@ -1,4 +1,4 @@
-"""A ``.keras`` file as a model with named tensors."""
+"""A ``.keras`` file, or a whole model in HDF5, as a model with named tensors."""
 
 from __future__ import annotations
 
@@ -45,22 +45,23 @@ def _registered(module: str | None) -> frozenset[str]:
 
 
 def load(path: Path, custom_objects: str | None, inputs: Sequence[str]) -> LoadedModule:
-    """Read the model in a ``.keras`` file.
+    """Read the model in a ``.keras`` or HDF5 file.
 
     Args:
         custom_objects: the module that registers the file's own classes.
         inputs: declarations of ``--input``, for a subclass of ``keras.Model``.
 
     Raises:
-        UsageError: the file is of an older kind.
+        UsageError: the file has another suffix, or only weights.
         IntegrityError: the file is damaged, or wants to run code.
         Unsupported: the model never ran, so that nobody knows what it takes.
     """
-    if path.suffix.lower() in keras_guard.LEGACY_SUFFIXES:
-        raise keras_guard.hdf5_refusal(path)
-    if path.suffix != ".keras":
-        raise UsageError(f"'{path.name}' must end in .keras; rename it")
-    keras_guard.read_config(path, _registered(custom_objects))
+    if path.suffix in keras_guard.LEGACY_SUFFIXES:
+        keras_guard.check_legacy(path, _registered(custom_objects))
+    elif path.suffix == ".keras":
+        keras_guard.read_config(path, _registered(custom_objects))
+    else:
+        raise UsageError(f"'{path.name}' must end in .keras, .h5 or .hdf5; rename it")
 
     try:
         model = keras.saving.load_model(path, compile=False, safe_mode=True)

@@ -1,4 +1,4 @@
-"""Safety checks of a ``.keras`` or ``.weights.h5`` file before Keras opens it.
+"""Safety checks of a ``.keras`` or HDF5 file before Keras opens it.
 
 A ``.keras`` file is a zip of ``config.json``, which names a class or function for every layer,
 activation and loss, and ``model.weights.h5``. Keras imports and calls what the configuration names,
@@ -31,6 +31,7 @@ WEIGHTS_SUFFIX = ".weights.h5"
 
 #: Whole models of Keras 1 and 2; weights files of Keras 3 end in ``.weights.h5``.
 LEGACY_SUFFIXES = frozenset({".h5", ".hdf5"})
+LEGACY_CONFIG = "model_config"
 
 #: Prefix of classes registered by ``register_keras_serializable(package="modelport")``.
 OWN_PACKAGE = "modelport>"
@@ -98,16 +99,42 @@ def read_config(path: Path, registered: Collection[str] = ()) -> dict[str, Any]:
         _check_members(path, archive)
         config = json.loads(archive.read(CONFIG))
         names = archive.namelist()
+    _check_config(path, config, registered)
+    if WEIGHTS in names:
+        with open_weights(path) as weights:
+            check_weights(path, weights)
+    found: dict[str, Any] = config
+    return found
+
+
+def check_legacy(path: Path, registered: Collection[str] = ()) -> None:
+    """Check a whole model of Keras 1 or 2 in HDF5, whose configuration is an attribute.
+
+    Args:
+        registered: as in ``read_config``.
+
+    Raises:
+        UsageError: the file has only weights.
+        IntegrityError: as in ``read_config``.
+    """
+    with open_weights(path) as file, _translated(path):
+        check_weights(path, file)
+        content = file.attrs.get(LEGACY_CONFIG)
+        if content is None:
+            raise UsageError(
+                f"'{path.name}' holds only weights; build their model where its code is, and call "
+                f"model.load_weights('{path.name}') and model.save('model.keras')"
+            )
+        _check_config(path, json.loads(content), registered)
+
+
+def _check_config(path: Path, config: Any, registered: Collection[str]) -> None:
     if not isinstance(config, dict) or not isinstance(config.get("class_name"), str):
-        raise IntegrityError(f"'{path.name}': its {CONFIG} describes no model; save it again")
+        raise IntegrityError(f"'{path.name}': its configuration describes no model; save it again")
     config["compile_config"] = None  # losses and metrics are not loaded; they may be custom
     for found in _objects(config):
         if not _is_registered(found, registered):
             _check_object(path, found)
-    if WEIGHTS in names:
-        with open_weights(path) as weights:
-            check_weights(path, weights)
-    return config
 
 
 def _is_registered(found: dict[str, Any], registered: Collection[str]) -> bool:
@@ -126,7 +153,9 @@ def hdf5_refusal(path: Path) -> UsageError:
 
 
 #: Keras' words for a class that it neither has nor was told of.
-_UNKNOWN_CLASS = re.compile(r"Could not locate (?:class|function) '?(?P<name>[\w.>]+)'?")
+_UNKNOWN_CLASS = re.compile(
+    r"(?:Could not locate (?:class|function)|Unknown \w+:) '?(?P<name>[\w.>]+)'?"
+)
 
 
 def damaged(path: Path, error: BaseException) -> ModelportError:
@@ -134,7 +163,8 @@ def damaged(path: Path, error: BaseException) -> ModelportError:
     if unknown := _UNKNOWN_CLASS.search(str(error)):
         return Unsupported(
             f"'{path.name}' has the class '{unknown['name']}', which Keras lacks, and a file's "
-            "code is never run; save a SavedModel with model.export(folder), and export that"
+            "code is never run; give the module that registers it, --custom-objects MODULE, or "
+            "save a SavedModel with model.export(folder), and export that"
         )
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     return IntegrityError(
@@ -220,7 +250,7 @@ def _layer_name(found: dict[str, Any]) -> object:
 
 @contextlib.contextmanager
 def open_weights(path: Path) -> Iterator[h5py.File]:
-    """Open the weights of a ``.keras`` or ``.weights.h5`` file.
+    """Open the weights of a ``.keras`` file, or an HDF5 file.
 
     Raises:
         IntegrityError: the file has no weights, or is damaged.

@@ -67,7 +67,8 @@ def load(request: SourceRequest) -> Source:
     """
     path = request.checkpoint
     model = request.model or ""
-    is_module = path.suffix == ".keras" and ":" not in model and not model_registry.find(model)
+    is_file = path.suffix == ".keras" or path.suffix in keras_guard.LEGACY_SUFFIXES
+    is_module = is_file and ":" not in model and not model_registry.find(model)
     if (request.model is not None and not is_module) or request.model_kwargs:
         raise UsageError(f"'{path}' holds its own architecture; omit --model and --model-kwargs")
     with quiet():

@@ -54,6 +54,36 @@ def test_a_keras_model_says_itself_what_it_takes_and_gives(source: Source) -> No
     assert source.origins[0].name == "card scorer.keras"
 
 
+def convolution() -> Any:
+    """Layers that Keras 2 had, too."""
+    first = [keras.Input((8, 3)), layers.Conv1D(4, 3, activation="relu"), layers.GRU(3)]
+    return keras.Sequential([*first, layers.BatchNormalization(), layers.Dense(2, "softmax")])
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".hdf5"])
+def test_a_whole_model_in_hdf5_answers_as_the_model_that_was_saved(
+    tmp_path: Path, suffix: str
+) -> None:
+    keras.utils.set_random_seed(0)
+    model = convolution()
+    path = saved(lambda: model, tmp_path / "a.h5").rename(tmp_path / f"a{suffix}")
+    rows = np.random.default_rng(0).normal(size=(2, 8, 3)).astype(np.float32)
+    source = read(path)
+    (name,) = (spec.name for spec in source.signature.inputs)
+    (found,) = source.reference({name: rows}).values()
+    assert np.allclose(found, model(rows), atol=1e-6)
+
+
+def test_a_class_that_a_model_in_hdf5_lacks_is_named_with_the_remedy(tmp_path: Path) -> None:
+    class Doubled(layers.Layer):  # type: ignore[name-defined,misc]
+        def call(self, x: Any) -> Any:
+            return 2 * x
+
+    build = functools.partial(keras.Sequential, [keras.Input((3,)), Doubled()])
+    with pytest.raises(Unsupported, match=r"class 'Doubled'.*--custom-objects MODULE"):
+        read(saved(build, tmp_path / "a.h5"))
+
+
 def test_the_size_of_a_vocabulary_and_the_length_of_an_axis_are_found(source: Source) -> None:
     tokens = source.signature.inputs[1]
     # Keras counts a negative number from the end, as NumPy does.

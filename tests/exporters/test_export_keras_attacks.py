@@ -190,13 +190,39 @@ def test_a_custom_loss_is_no_reason_to_refuse_a_model(scorer_file: Path, tmp_pat
     assert read(edited(scorer_file, tmp_path / "a.keras", edit)).signature.outputs
 
 
-@pytest.mark.parametrize("suffix", [".h5", ".hdf5", ".keras"])
 @pytest.mark.usefixtures("never_loaded")
-def test_a_legacy_whole_model_is_refused_with_the_remedy(tmp_path: Path, suffix: str) -> None:
-    saved(scorer, tmp_path / "legacy.h5")
-    path = (tmp_path / "legacy.h5").rename(tmp_path / f"a{suffix}")
-    with pytest.raises(UsageError, match=r"without safe mode.*model.save\('model.keras'\)"):
+def test_a_whole_model_in_hdf5_with_another_suffix_is_refused_with_the_remedy(
+    tmp_path: Path,
+) -> None:
+    path = saved(scorer, tmp_path / "legacy.h5").rename(tmp_path / "a.keras")
+    with pytest.raises(UsageError, match=r"model.save\('model.keras'\)"):
         read(path)
+
+
+def lambda_model() -> Any:
+    return keras.Sequential([keras.Input((3,)), layers.Lambda(lambda x: x + 1)])
+
+
+@pytest.mark.usefixtures("never_loaded")
+def test_code_in_a_whole_model_in_hdf5_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(IntegrityError, match=r"is a Lambda, which holds Python code"):
+        read(saved(lambda_model, tmp_path / "a.h5"))
+    path = saved(scorer, tmp_path / "b.h5")
+    with h5py.File(path, "a") as file:
+        config = json.loads(file.attrs["model_config"])
+        config["config"]["layers"][-1]["config"]["activation"] = function("os", "system")
+        file.attrs["model_config"] = json.dumps(config)
+    with pytest.raises(IntegrityError, match=r"wants to run 'os.system'"):
+        read(path)
+    with h5py.File(path, "a") as file:
+        file["model_weights/x"] = h5py.ExternalLink("/etc/other.h5", "/")
+    with pytest.raises(IntegrityError, match=r"'model_weights/x' leads elsewhere"):
+        read(path)
+    saved(scorer, tmp_path / "c.keras")
+    with zipfile.ZipFile(tmp_path / "c.keras") as archive:
+        (tmp_path / "c.h5").write_bytes(archive.read("model.weights.h5"))
+    with pytest.raises(UsageError, match=r"'c.h5' holds only weights; build their model"):
+        read(tmp_path / "c.h5")
 
 
 def test_a_keras_file_cut_anywhere_is_an_integrity_error(scorer_file: Path, tmp_path: Path) -> None:
