@@ -22,6 +22,7 @@ from modelport.exporters.formats.base import ParitySession
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.proof import branch_points, conditioning, decisions, edges, ranges
 from modelport.exporters.proof.edges import ValuesDiffer
+from modelport.exporters.proof.memory_forecast import MemoryForecast
 from modelport.exporters.proof.parity_cases import ParityCase, plan
 from modelport.exporters.proof.parity_report import OutputError, ParityReport
 from modelport.exporters.requests import attention_masks
@@ -78,12 +79,14 @@ def check(
             f"the decision of model '{spec.name}' names output '{spec.decision.output}', "
             "which its signature lacks; correct its ModelSpec"
         )
-    worst = _WorstCases()
+    worst, memory = _WorstCases(), MemoryForecast()
     for case in plan(signature, spec, samples, seed):
         if case.beyond:
             edges.compare_beyond(source, session, case, report)
         else:
+            memory.begin(case)
             _check_case(source, session, case, report, worst)
+            memory.end(case)
         progress(*case.work)
     if bounds is None:
         rounded = (case for case in plan(signature, spec, 0, seed) if not case.beyond)

@@ -47,3 +47,18 @@ def peak_memory_bytes() -> int:
         return int(peak.split()[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def resident_bytes() -> int:
+    """The memory that this process holds now; 0 except on Linux."""
+    with contextlib.suppress(OSError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    return 0
+
+
+def available_bytes() -> int:
+    """The memory that the machine has left; a very large number except on Linux."""
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return int(next(x for x in lines if x.startswith("MemAvailable:")).split()[1]) * 1024
+    return sys.maxsize

@@ -18,6 +18,8 @@ from torch import nn
 from modelport.exporters.errors import ParityError
 from modelport.exporters.model_spec import Decision, ModelSpec
 from modelport.exporters.proof import parity
+from modelport.exporters.proof.memory_forecast import MemoryForecast
+from modelport.exporters.proof.parity_cases import ParityCase
 from modelport.exporters.proof.parity_report import ParityReport
 from modelport.exporters.requests.random_inputs import BEYOND, WITHIN, Fill
 from modelport.exporters.sources.pytorch import source
@@ -317,6 +319,30 @@ def test_edges_run_at_both_ends_of_an_axis_and_beside_each_other_where_that_is_c
     done = [case.work[0] for case in cases]
     assert done == sorted(done)
     assert cases[-1].work == (done[-1], sum(2 * case.batch * case.sizes["time"] for case in cases))
+
+
+def test_a_batch_that_memory_cannot_hold_is_refused_before_it_runs() -> None:
+    held, left = [100], 4_000_000_000
+    forecast = MemoryForecast(lambda: held[0], lambda: left)
+    for batch in (1, 2):
+        case = ParityCase(batch, {"n": 3}, {})
+        forecast.begin(case)
+        held[0] += 1_000_000_000
+        forecast.end(case)
+    forecast.begin(ParityCase(4, {"n": 3}, {}))
+    with pytest.raises(ParityError, match=r"1\.0 GB for each row at batch 8, n 3.*-batch-size 4"):
+        forecast.begin(ParityCase(8, {"n": 3}, {}))
+    forecast.begin(ParityCase(8, {"n": 2}, {}))
+
+
+def test_memory_that_is_taken_once_is_not_that_of_every_row() -> None:
+    held = [100]
+    forecast = MemoryForecast(lambda: held[0], lambda: 4_000_000_000)
+    for batch, taken in ((1, 1_000), (2, 3_000_000_000)):
+        forecast.begin(ParityCase(batch, {}, {}))
+        held[0] += taken
+        forecast.end(ParityCase(batch, {}, {}))
+    forecast.begin(ParityCase(8, {}, {}))
 
 
 def test_larger_models_take_fewer_samples() -> None:
