@@ -138,11 +138,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], Path], int, str]] = {
         "is not a PyTorch checkpoint; give a file that torch.save",
     ),
     "truncated": (_truncated, 5, "'net.pt' is truncated or damaged; copy it again"),
-    "a whole module": (
-        _saved(nn.Linear(3, 2)),
-        5,
-        "refused and not run; save model.state_dict() alone",
-    ),
+    "another module as a whole": (_saved(nn.Linear(3, 2)), 2, "missing keys: layer.weight"),
     "a tensor": (_saved(WEIGHT), 5, "holds a Tensor, not a state dict; save model.state_dict()"),
     "no weights": (_saved({}), 5, "holds no state dict; save model.state_dict()"),
     "a list": (_saved([WEIGHT]), 5, "holds a list, not a state dict; save model.state_dict()"),
@@ -174,12 +170,12 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], Path], int, str]] = {
     "an unknown suffix": (
         _written(b"weights", "net.xyz"),
         2,
-        "has an unknown extension '.xyz'; use one of",
+        "has an unknown extension '.xyz'; give a model of one of",
     ),
     "an ONNX file": (
         _written(b"weights", "net.onnx"),
         2,
-        "has an unknown extension '.onnx'; use one of",
+        "has an unknown extension '.onnx'; give a model of one of",
     ),
     "a damaged .safetensors": (
         _written(b"\xff" * 64, "net.safetensors"),
@@ -188,7 +184,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], Path], int, str]] = {
     ),
     "a cut .safetensors": (_cut_safetensors, 5, "'net.safetensors' is truncated or damaged"),
     "a damaged .keras": (_written(b"weights", "net.keras"), 5, "net.keras"),
-    "an old Keras file": (_written(b"\x89HDF\r\n\x1a\n", "net.h5"), 2, "net.h5"),
+    "a damaged .h5": (_written(b"\x89HDF\r\n\x1a\n", "net.h5"), 5, "'net.h5' is damaged"),
     "an empty folder": (_folder(), 2, "neither config.json (Hugging Face) nor saved_model.pb"),
     "a damaged config.json": (_folder(config__json="{"), 5, "config.json' is not JSON"),
     "a config.json of something else": (

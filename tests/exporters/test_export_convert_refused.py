@@ -93,7 +93,7 @@ def test_a_malicious_pickle_does_not_run(files: Path, tmp_path: Path, role: str)
         ("a.h5", "b.pt", "legacy HDF5 .* without safe mode, so that a Lambda layer"),
         ("a.pt", "b.h5", "use a .keras file"),
         ("a.index", "b.pt", "restore a TensorFlow checkpoint in Keras"),
-        ("a.pt", "b.onnx", "no known extension: use .bin, .pt"),
+        ("a.pt", "b.onnx", "no known extension: use .bin, .ckpt, .pt"),
         ("no.pt", "b.keras", "SOURCE .* is not a file"),
         ("a.pt", "no/b.keras", "is not a folder"),
         ("a.keras", "a.pt", "never overwritten.* add --check"),
