@@ -289,11 +289,33 @@ def _run(
         result = _answers(module, {spec.name: inputs[spec.name] for spec in taken.inputs})
     except Exception as error:
         reason = first_line(error)
-        raise UsageError(
-            f"the model does not run on {shapes}: {reason}; "
-            + _remedy(module, taken, request.inputs, error)
-        ) from error
+        row = {spec.name: inputs[spec.name][:1] for spec in taken.inputs}
+        remedy = (
+            _one_row(taken, row)
+            if batch > 1 and _runs(module, row)
+            else _remedy(module, taken, request.inputs, error)
+        )
+        raise UsageError(f"the model does not run on {shapes}: {reason}; {remedy}") from error
     return named_tensors(result, request.output_names)
+
+
+def _runs(module: nn.Module, inputs: Mapping[str, Array]) -> bool:
+    try:
+        _answers(module, inputs)
+    except Exception:
+        return False
+    return True
+
+
+def _one_row(taken: ModelSignature, row: Mapping[str, Array]) -> str:
+    """The remedy for a module that runs on one row and not on several."""
+    shapes = " ".join(
+        f"--input '{spec.name}:{spec.datatype.value}{list(row[spec.name].shape)}'".replace(
+            ", ", ","
+        )
+        for spec in taken.inputs
+    )
+    return f"it runs on one row alone, so give the whole shape: --max-batch-size 0 {shapes}"
 
 
 def _answers(module: nn.Module, inputs: Mapping[str, Array]) -> Any:

@@ -62,6 +62,7 @@ MODULES: Mapping[str, Callable[[], nn.Module]] = {
         lambda layer, x: torch.cond(x.sum() > 0, lambda y: layer(y), lambda y: y.tanh(), (x,))
     ),
     "text": lambda: Refusable(lambda layer, x: {"y": layer(x), "label": "cat"}),
+    "one row": lambda: Refusable(lambda layer, x: layer(x.reshape(4))),
     "dict": TakesDict,
     "tensors": TakesTensors,
     "long": TakesLongSeries,
@@ -99,6 +100,11 @@ REFUSALS = {
         "tensors", "pt2", r"does not run on x \[2, 5\]",
         "declare what forward() accepts with --input",
         {"input": ["x:FP32[4]"]}, "x:FP32[5]",
+    ),
+    "one row alone": RemediedRefusal(
+        "one row", "pt2", r"does not run on x \[2, 4\]: .*; it runs on one row alone",
+        "--max-batch-size 0 --input 'x:FP32[1,4]'",
+        {"max_batch_size": 0, "input": ["x:FP32[1,4]"]},
     ),
     "a text beside a tensor": RemediedRefusal(
         "text", "pt2", r"forward\(\) returns str as 'label'",
