@@ -29,14 +29,19 @@ from sklearn.ensemble import (
     RandomForestRegressor,
 )
 from sklearn.feature_extraction.text import CountVectorizer
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.multiclass import OutputCodeClassifier
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.naive_bayes import MultinomialNB
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    OneHotEncoder,
+    SplineTransformer,
+    StandardScaler,
+)
 from sklearn.semi_supervised import LabelPropagation
 from sklearn.svm import SVC
 from sklearn.tree import DecisionTreeRegressor
@@ -279,6 +284,9 @@ def test_what_has_no_conversion_is_refused_with_the_reason(tmp_path: Path) -> No
     assert "probabilities of 2 outputs" in refused(tmp_path / "several.skops").output
     dump(LabelPropagation().fit(FEATURES, Y), tmp_path / "spread.skops")
     assert "does not know sklearn.semi_sup" in refused(tmp_path / "spread.skops").output
+    dump(make_pipeline(SplineTransformer(), Ridge()).fit(FEATURES, Y), tmp_path / "spline.skops")
+    said = refused(tmp_path / "spline.skops").output
+    assert "BSpline, whose content nothing checks: not loaded; use another" in said
     dump(LogisticRegression(), tmp_path / "raw.skops")
     assert "is not fitted" in refused(tmp_path / "raw.skops").output
     path = write(tmp_path, "binary.ubj")

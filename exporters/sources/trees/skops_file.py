@@ -41,6 +41,8 @@ TRUSTED = (
 SEARCH_TREES = ("sklearn.neighbors._kd_tree", "sklearn.neighbors._ball_tree")
 DISTANCES = "sklearn.metrics._dist_metrics"
 OWN = "sklearn."
+#: Libraries whose types a file holds because scikit-learn does: a SplineTransformer has BSpline.
+LIBRARIES = (OWN, "scipy.")
 #: Boosted trees in pipelines, which native code reads, and their types.
 BOOSTERS = ("xgboost.", "lightgbm.")
 NATIVE_READERS = {
@@ -121,7 +123,7 @@ def _load(path: Path) -> Any:
     asked = _types(path)
     trusted = {n for n in asked if n in TRUSTED or n in BOOSTER_TYPES or _is_plain(n)}
     foreign = sorted(asked - trusted)
-    if foreign and all(name.startswith(OWN) for name in foreign):
+    if foreign and all(name.startswith(LIBRARIES) for name in foreign):
         raise Unsupported(
             f"'{path.name}' holds {', '.join(foreign)}, whose content nothing checks: not loaded; "
             "use another kind of estimator"
