@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -224,11 +224,15 @@ def _key(where: tuple[Any, ...]) -> str:
 
 def _names(wanted: Iterable[str], default: str) -> list[str]:
     """Unique names that every format can store."""
-    names: list[str] = []
+    names: dict[str, None] = {}
+    repeated: Counter[str] = Counter()
     for name in wanted:
         plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or default
         if plain[0].isdigit():
             plain = f"{default}_{plain}"
-        numbered = (f"{plain}_{i}" for i in itertools.count(1))
-        names.append(next(name for name in itertools.chain([plain], numbered) if name not in names))
-    return names
+        unique = plain
+        while unique in names:
+            repeated[plain] += 1
+            unique = f"{plain}_{repeated[plain]}"
+        names[unique] = None
+    return [*names]

@@ -6,6 +6,7 @@ import functools
 import importlib
 import json
 import os
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.runtime.tensorflow_runtime import keras, tf
+from modelport.exporters.sources import keras_file
 from modelport.gateway.cli.errors import exit_code
 from modelport.gateway.errors import IntegrityError, ModelportError, UsageError
 from tests.keras_models import functional, layers, read, saved, saved_graph, scorer
@@ -372,3 +374,12 @@ def test_a_damaged_saved_model_is_an_integrity_error(
     (path / name).write_bytes(content[: len(content) // 2])
     with pytest.raises(IntegrityError, match="is damaged"):
         read(path)
+
+
+def test_the_cost_of_names_grows_with_their_number_only() -> None:
+    """A file of 50 kB may name the output of one layer thousands of times."""
+    began = time.process_time()
+    names = keras_file._names(["dense", "dense_2"] + ["dense"] * 2_000, "output")
+    assert time.process_time() - began < 1.0
+    assert names[:4] == ["dense", "dense_2", "dense_1", "dense_3"]
+    assert len(set(names)) == len(names) == 2_002
