@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
+from torch import nn
 
 from modelport.exporters.cli.keygen import keygen
 from modelport.gateway.repository import manifest, signing, signing_keys
@@ -93,10 +95,13 @@ def test_a_prefix_that_is_no_text_is_a_prefix(tmp_path: Path) -> None:
 
 
 def test_a_signed_export_is_served_where_its_signature_is_required(
-    invoke: Invoke, fraud_checkpoint: Path, keys: tuple[Path, Path], tmp_path: Path
+    invoke: Invoke, keys: tuple[Path, Path], tmp_path: Path
 ) -> None:
     private, public = keys
-    assert invoke(fraud_checkpoint, "--sign-key", str(private)).exit_code == 0
+    checkpoint = tmp_path / "fraud.pt"
+    torch.save(nn.PReLU().state_dict(), checkpoint)
+    options = ("--input", "x:FP32[2]", "--name", "fraud", "--sign-key", str(private))
+    assert invoke(checkpoint, *options, model="torch.nn:PReLU").exit_code == 0
     repository = tmp_path / "repository"
     signed, unsigned = repository / "fraud" / "1", repository / "fraud" / "2"
     assert manifest.verify(signed)

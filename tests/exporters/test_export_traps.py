@@ -398,6 +398,7 @@ def test_14_small_constants_vanish_or_move(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=2 * np.finfo(np.float32).tiny)
 
 
+@pytest.mark.thorough
 def test_14_shown_for_the_converters_as_they_are(tmp_path: Path) -> None:
     module, zero = ConstantsNearZeroAndOne().eval(), torch.zeros(2, 4)
     with quiet():
