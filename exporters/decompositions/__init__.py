@@ -9,6 +9,7 @@ from __future__ import annotations
 from modelport.exporters.decompositions import (
     built_in,
     complex_parts,
+    convolution,
     elementwise,
     linear_algebra,
     pooling,
@@ -25,6 +26,7 @@ __all__ = [
     "DECOMPOSITIONS",
     "built_in",
     "complex_parts",
+    "convolution",
     "elementwise",
     "linear_algebra",
     "pooling",

@@ -40,9 +40,13 @@ def _is_known(x: Tensor, output_size: Sequence[int]) -> bool:
 @decomposes(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
 def adaptive_maximum(x: Tensor, output_size: Sequence[int]) -> Any:
     """The maximum over gathered windows, and its place in the plane."""
+    count = len(output_size)
+    if all(size == 1 for size in output_size):
+        values, places = x.flatten(-count).max(-1)
+        shape = (*x.shape[:-count], *[1] * count)
+        return values.reshape(shape), places.reshape(shape)
     if not _is_known(x, output_size):
         return NotImplemented
-    count = len(output_size)
     plane = x.shape[-count:]
     area = 1
     for size in plane:

@@ -2,7 +2,8 @@
 
 ``for t in range(x.shape[1])`` repeats its body for the length that the example has. A regular loop
 gets a variant for open lengths beside it: its body becomes a function of the step and of the
-variables that the loop carries, and the lists that it appends to become stacked tensors.
+variables that the loop carries, and the lists that it appends to become stacked tensors, which
+later loops may go through in either direction.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import ast
 import copy
 import inspect
+import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 Node = TypeVar("Node", bound=ast.AST)
 
@@ -21,8 +23,12 @@ _IRREGULAR = (
     *(ast.Break, ast.Continue, ast.Return, ast.Yield, ast.YieldFrom, ast.While, ast.Try),
     *(ast.With, ast.Raise, ast.Delete, ast.Global, ast.Nonlocal, ast.FunctionDef, ast.NamedExpr),
 )
-_LOOPS = frozenset({"range", "unbind"})
+_LOOPS = frozenset({"range", "unbind", "reversed", "enumerate", "zip"})
 _JOINS = {"stack": "stack", "cat": "cat", "concat": "cat"}
+#: Functions that give a tensor with its axes in another order.
+_VIEWS = frozenset({"transpose", "permute", "flip", "movedim", "swapaxes", "contiguous", "t"})
+#: Functions of sequences that are given stacked tensors, too.
+_SEQUENCES = frozenset({"reversed", "zip", "list"})
 #: Prefix of the names in rewritten code that are not the user's.
 PREFIX = "_open_loop_"
 
@@ -40,8 +46,12 @@ def rewritten(function: Any) -> Callable[..., Any] | None:
     definition = tree.body[0]
     if not isinstance(definition, ast.FunctionDef) or definition.decorator_list:
         return None
+    if any(_is_mangled(part.attr) for part in _of_type(ast.Attribute, definition)):
+        return None
     rewriter = _Rewriter(definition)
-    definition.body = [rewriter.visit(statement) for statement in definition.body]
+    definition.body = [
+        part for statement in definition.body for part in _listed(rewriter.visit(statement))
+    ]
     if not rewriter.loops:
         return None
     definition.returns = None
@@ -56,12 +66,31 @@ def rewritten(function: Any) -> Callable[..., Any] | None:
     return new
 
 
+def _is_mangled(name: str) -> bool:
+    """Whether a class renames its private attribute ``name``."""
+    return name.startswith("__") and not name.endswith("__")
+
+
 def _of_type(kind: type[Node], *nodes: ast.AST) -> Iterator[Node]:
     return (part for node in nodes for part in ast.walk(node) if isinstance(part, kind))
 
 
+def _placed(written: Node, node: ast.AST) -> Node:
+    """``written`` at the line of ``node``."""
+    for part in ast.walk(written):
+        ast.copy_location(part, node)
+    return written
+
+
 def _names(context: type[ast.expr_context], *nodes: ast.AST) -> Iterator[ast.Name]:
-    return (name for name in _of_type(ast.Name, *nodes) if isinstance(name.ctx, context))
+    """Names that are read or set, but for those that a comprehension sets for itself."""
+    own = set()
+    for whole in _of_type(ast.AST, *nodes):
+        given = [_of_type(ast.Name, part.target) for part in getattr(whole, "generators", ())]
+        targets = {name.id for names in given for name in names}
+        own |= {id(name) for name in _of_type(ast.Name, whole) if name.id in targets}
+    every = _of_type(ast.Name, *nodes)
+    return (name for name in every if isinstance(name.ctx, context) and id(name) not in own)
 
 
 def _call(function: str, *arguments: ast.expr) -> ast.Call:
@@ -78,25 +107,106 @@ class _Rewriter(ast.NodeTransformer):
     def __init__(self, definition: ast.FunctionDef) -> None:
         self.loops = 0
         self._definition = copy.deepcopy(definition)
-        self._lists: set[str] = set()
 
     def visit_For(self, node: ast.For) -> Any:
         try:
-            loop = _Loop(node, self._definition)
-            variant = loop.variant(self.loops)
+            iterated = _Iterated(node.target, self.visit(copy.deepcopy(node.iter)), self.loops)
+            variant = _Loop(node, self._definition, iterated).variant(self.loops)
         except _Irregular:
             return self.generic_visit(node)
         self.loops += 1
-        self._lists |= set(loop.lists)
         return variant
+
+    def visit_ListComp(self, node: ast.ListComp) -> Any:
+        first, *others = node.generators
+        if others or first.ifs or first.is_async or any(_of_type(ast.NamedExpr, node)):
+            return self.generic_visit(node)
+        try:
+            iterated = _Iterated(first.target, self.visit(copy.deepcopy(first.iter)), self.loops)
+            element = ast.unparse(_LoopBody(iterated.step).visit(copy.deepcopy(node.elt)))
+        except _Irregular:
+            return self.generic_visit(node)
+        if iterated.sequence is not None:
+            return self.generic_visit(node)
+        self.loops += 1
+        whole = f"lambda: {ast.unparse(self.generic_visit(node))}"
+        text = f"{PREFIX}listed({whole}, lambda {iterated.step}: {element}, {iterated.bounds})"
+        return _placed(ast.parse(text, mode="eval").body, node)
 
     def visit_Call(self, node: ast.Call) -> Any:
         self.generic_visit(node)
-        first, function = (*node.args, None)[0], node.func
-        is_list = isinstance(first, ast.Name) and first.id in self._lists
-        if is_list and isinstance(function, ast.Attribute) and function.attr in _JOINS:
-            node.func = ast.Name(PREFIX + _JOINS[function.attr], ast.Load())
+        function = node.func
+        if isinstance(function, ast.Name) and function.id in _SEQUENCES:
+            node.func = ast.Name(PREFIX + function.id, ast.Load())
+        if isinstance(function, ast.Attribute):
+            of_torch = ast.unparse(function.value) == "torch"
+            if of_torch and function.attr in _JOINS:
+                node.func = ast.Name(PREFIX + _JOINS[function.attr], ast.Load())
+            if function.attr == "unbind":
+                node.func = ast.Name(PREFIX + "unbind", ast.Load())
+                node.args = node.args if of_torch else [function.value, *node.args]
         return node
+
+
+class _Iterated:
+    """What a loop goes through: numbers, or the elements of sequences.
+
+    Attributes:
+        step: the name of the number of a step.
+        bounds: the arguments of ``range`` as a tuple, or the name of the sequence.
+        sequence: the sequence; None: there are numbers alone.
+        target: what an element is assigned to; None: there is none.
+        start, stride: the first step, and how steps follow each other.
+
+    Raises:
+        _Irregular: a loop through it has no variant.
+    """
+
+    def __init__(self, target: ast.expr, given: ast.expr, number: int) -> None:
+        self.names = {name.id for name in _of_type(ast.Name, target)}
+        self.sequence: ast.expr | None = None
+        self.target: ast.expr | None = None
+        self.counted = False
+        self.start, self.stride = "0", 1
+        if _is_call(given, "range"):
+            if not isinstance(target, ast.Name) or given.keywords or len(given.args) > 3:
+                raise _Irregular
+            texts = [ast.unparse(argument) for argument in given.args]
+            self.step, self.bounds = target.id, f"({', '.join(texts)},)"
+            self.start = texts[0] if len(texts) > 1 else "0"
+            self.stride = {"1": 1, "-1": -1}.get(texts[2] if len(texts) > 2 else "1", 0)
+            return
+        self.step, self.bounds = f"{PREFIX}place", f"{PREFIX}over_{number}"
+        if _is_call(given, "enumerate") and len(given.args) == 1 and not given.keywords:
+            if not isinstance(target, ast.Tuple) or not isinstance(target.elts[0], ast.Name):
+                raise _Irregular
+            self.counted = True
+            self.step, target, given = target.elts[0].id, target.elts[1], given.args[0]
+        if not _may_be_open(given):
+            raise _Irregular
+        self.sequence, self.target = given, target
+
+    def loop_over(self, elements: str) -> str:
+        """The iterable of a loop through ``elements``, with numbers if the user's has them."""
+        return f"enumerate({elements})" if self.counted else elements
+
+
+def _is_call(node: ast.expr, name: str) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == name
+
+
+def _may_be_open(node: ast.expr) -> bool:
+    """Whether an iterable may have a number of elements that is open, as no attribute has."""
+    if isinstance(node, ast.Call):
+        name = ast.unparse(node.func)
+        if name == f"{PREFIX}unbind":
+            return True
+        if name.removeprefix(PREFIX) in _SEQUENCES:
+            return any(map(_may_be_open, node.args))
+        return name.rpartition(".")[2] in _VIEWS
+    if isinstance(node, ast.Subscript):
+        return _may_be_open(node.value)
+    return isinstance(node, ast.Name)
 
 
 class _LaterSteps(ast.NodeTransformer):
@@ -107,12 +217,9 @@ class _LaterSteps(ast.NodeTransformer):
         body: the statements of the others, without these tests.
     """
 
-    def __init__(self, loop: ast.For) -> None:
+    def __init__(self, loop: ast.For, iterated: _Iterated) -> None:
         self.first = 0
-        self._step = ast.unparse(loop.target)
-        given = [ast.unparse(x) for x in loop.iter.args] if isinstance(loop.iter, ast.Call) else []
-        self._start = given[0] if len(given) > 1 else "0"
-        self._stride = {"1": 1, "-1": -1}.get(given[2] if len(given) > 2 else "1")
+        self._step, self._start, self._stride = iterated.step, iterated.start, iterated.stride
         self.body = self._visited(copy.deepcopy(loop.body))
         if self.first and any(_of_type(ast.Break, *loop.body)):
             raise _Irregular
@@ -164,7 +271,7 @@ class _LaterSteps(ast.NodeTransformer):
         name = type(operator)
         if ast.unparse(right) == self._step:
             left, right, name = right, left, _MIRRORED.get(name, name)
-        if ast.unparse(left) != self._step or name not in _FROM or self._stride is None:
+        if ast.unparse(left) != self._step or name not in _FROM or not self._stride:
             return test
         if self._stride < 0:
             name = _MIRRORED.get(name, name)
@@ -197,25 +304,23 @@ _MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {
 
 
 class _Loop:
-    """A loop over numbers or slices of a tensor: what it carries, and the lists it appends to.
+    """A loop over numbers or elements: what it carries, and the lists it appends to.
 
     Raises:
         _Irregular: it has no variant.
     """
 
-    def __init__(self, node: ast.For, function: ast.FunctionDef) -> None:
-        if not isinstance(node.target, ast.Name) or node.orelse:
+    def __init__(self, node: ast.For, function: ast.FunctionDef, iterated: _Iterated) -> None:
+        if node.orelse:
             raise _Irregular
-        self._node, self.step = node, node.target.id
-        self.element = ""
-        self._bounds = self._bounds_of(node.iter)
-        later = _LaterSteps(node)
+        self._node, self._iterated = node, iterated
+        later = _LaterSteps(node, iterated)
         self._later, self._first = later.body, later.first
         if any(_irregular(self._later)):
             raise _Irregular
         arguments = {argument.arg for argument in _of_type(ast.arg, function.args)}
         before = {n.id for n in _names(ast.Store, function) if n.lineno < node.lineno} | arguments
-        stored = {n.id for n in _names(ast.Store, *self._later)} - {self.step}
+        stored = {n.id for n in _names(ast.Store, *self._later)} - iterated.names
         for part in _of_type(ast.Subscript, *self._later):
             if isinstance(part.ctx, ast.Store):
                 if not isinstance(part.value, ast.Name):
@@ -224,32 +329,16 @@ class _Loop:
         used_later = set(self._used_later(function))
         if self._first:  # these steps have set the variables that the others begin with
             before |= _read_first(self._later) | used_later
-        if used_later & {*(stored - before), node.target.id}:
+        if used_later & {*(stored - before), *iterated.names}:
             raise _Irregular
         self.carried = sorted(stored & before)
-        self.lists = [name for each in self._later if (name := _appended(each))]
+        self.lists = [appended.name for each in self._later if (appended := _appended(each))]
         uses = [n.id for n in _names(ast.Load, *self._later)]
         lasts = [ast.unparse(part) for part in _of_type(ast.Subscript, *self._later)]
         self.last = [name for name in self.lists if f"{name}[-1]" in lasts]
         for name in self.lists:  # appended to once, and read at its end alone
             if uses.count(name) != lasts.count(f"{name}[-1]") + 1 or name in self.carried:
                 raise _Irregular
-
-    def _bounds_of(self, loop: ast.expr) -> str:
-        """The arguments of ``range``, as a tuple."""
-        function = loop.func if isinstance(loop, ast.Call) else None
-        if not isinstance(loop, ast.Call) or len(loop.args) + len(loop.keywords) > 3:
-            raise _Irregular
-        if isinstance(function, ast.Name) and function.id == "range" and not loop.keywords:
-            return f"({', '.join(map(ast.unparse, loop.args))},)"
-        if isinstance(function, ast.Attribute) and function.attr == "unbind":
-            given = [*loop.args, *(keyword.value for keyword in loop.keywords)]
-            dim, tensor = ast.unparse(given[0]) if given else "0", ast.unparse(function.value)
-            place = f"{PREFIX}place"
-            slices = f"{tensor}.index_select({dim}, {place}.view(1))"
-            self.element, self.step = f"{self.step} = {slices}.squeeze({dim})", place
-            return f"({tensor}.shape[{dim}],)"
-        raise _Irregular
 
     def _used_later(self, function: ast.FunctionDef) -> Iterator[str]:
         """Names that code after the loop reads before it sets them."""
@@ -263,47 +352,73 @@ class _Loop:
             if name.lineno > end and first > name.lineno:
                 yield name.id
 
-    def variant(self, number: int) -> ast.If:
+    def variant(self, number: int) -> list[ast.stmt]:
         """The loop, and its variant where the bounds are open."""
+        iterated, node = self._iterated, self._node
         news = [f"{PREFIX}new_{name}" for name in self.lists]
         lasts = [f"{PREFIX}last_{name}" for name in self.last]
         carried, results = ", ".join([*self.carried, *lasts]), ", ".join(news)
-        step = f"{PREFIX}step_{number}"
-        text = f"if {PREFIX}is_open({self._bounds}):\n"
+        step, target = f"{PREFIX}step_{number}", ast.unparse(node.target)
+        text = ""
+        if iterated.sequence is not None:
+            text = f"{iterated.bounds} = {PREFIX}over({ast.unparse(iterated.sequence)})\n"
+        text += f"if {PREFIX}is_open({iterated.bounds}):\n"
         if self._first:
-            text += f"  for {ast.unparse(self._node.target)} in "
-            text += f"{PREFIX}first({self._first}, {self._bounds}):\n    pass\n"
+            text += f"  for {target} in "
+            text += iterated.loop_over(f"{PREFIX}first({self._first}, {iterated.bounds})")
+            text += ":\n    pass\n"
         text += "".join(f"  {PREFIX}last_{name} = {name}[-1]\n" for name in self.last)
-        text += f"  def {step}({', '.join([self.step, *self.carried, *lasts])}):\n"
-        text += f"    {self.element}\n    return [{carried}], [{results}]\n"
+        text += f"  def {step}({', '.join([iterated.step, *self.carried, *lasts])}):\n"
+        if iterated.target is not None:
+            element = f"{iterated.bounds}.at({iterated.step})"
+            text += f"    {ast.unparse(iterated.target)} = {element}\n"
+        text += f"    return [{carried}], [{results}]\n"
         text += f"  [{carried}], [{results}] = "
-        text += f"{PREFIX}run({step}, {self._bounds}, [{carried}], {self._first})\n"
-        for name in self.lists:
-            text += f"  {name} = {PREFIX}Steps({name}, {PREFIX}new_{name})\n"
-        written = ast.parse(text).body[0]
-        for part in ast.walk(written):
-            ast.copy_location(part, self._node)
-        assert isinstance(written, ast.If)
-        definition = next(_of_type(ast.FunctionDef, written))
+        text += f"{PREFIX}run({step}, {iterated.bounds}, [{carried}], {self._first})\n"
+        for name, in_front in dict(filter(None, map(_appended, self._later))).items():
+            text += f"  {name} = {PREFIX}Steps({name}, {PREFIX}new_{name}, {in_front})\n"
+        text += f"else:\n  for {target} in {iterated.loop_over(iterated.bounds)}:\n    pass\n"
+        written = [_placed(statement, node) for statement in ast.parse(text).body]
+        branches = written[-1]
+        assert isinstance(branches, ast.If)
+        definition = next(_of_type(ast.FunctionDef, branches))
         definition.body[-1:-1] = list(self._body())
-        if isinstance(first := written.body[0], ast.For):
-            first.body = copy.deepcopy(self._node.body)
-        written.orelse = [self._node]
+        if isinstance(first := branches.body[0], ast.For):
+            first.body = copy.deepcopy(node.body)
+        if iterated.sequence is None:
+            branches.orelse = [node]
+        elif isinstance(rest := branches.orelse[0], ast.For):
+            rest.body = node.body
         return written
 
     def _body(self) -> Iterator[ast.stmt]:
-        body = _LoopBody(self)
+        known = {*self.carried, *self._iterated.names}
+        body = _LoopBody(self._iterated.step, self.last, known)
         for statement in self._later:
-            if name := _appended(statement):
-                value = body.visit(next(_of_type(ast.Call, statement)).args[0])
+            if appended := _appended(statement):
+                value = body.visit(next(_of_type(ast.Call, statement)).args[-1])
+                name = appended.name
                 targets = [f"new_{name}", *([f"last_{name}"] if name in self.last else [])]
                 stored: list[ast.expr] = [ast.Name(PREFIX + t, ast.Store()) for t in targets]
                 yield ast.copy_location(ast.Assign(stored, value), statement)
             else:
-                yield body.visit(statement)
+                yield from _listed(body.visit(statement))
 
-    def has_step(self, *nodes: ast.AST) -> bool:
-        return any(name.id == self.step for name in _names(ast.Load, *nodes))
+
+def _listed(statements: Any) -> list[ast.stmt]:
+    return statements if isinstance(statements, list) else [statements]
+
+
+def _is_stored(part: ast.expr) -> bool:
+    return isinstance(getattr(part, "ctx", None), ast.Store)
+
+
+def _writes_in_place(call: ast.Call) -> bool:
+    function = call.func
+    return (
+        isinstance(function, ast.Attribute)
+        and re.fullmatch(r"\w*[a-z0-9]_", function.attr) is not None
+    )
 
 
 def _irregular(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
@@ -322,42 +437,131 @@ def _read_first(body: Sequence[ast.stmt]) -> set[str]:
     return read
 
 
-def _appended(statement: ast.AST) -> str:
-    """The list that a statement appends to; empty if it appends to none."""
+class _Appended(NamedTuple):
+    """A list that a statement puts an element into, at its end or in front."""
+
+    name: str
+    in_front: bool
+
+
+def _appended(statement: ast.AST) -> _Appended | None:
+    """The list that a statement puts an element into."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        function = statement.value.func
-        if isinstance(function, ast.Attribute) and function.attr == "append":
-            return function.value.id if isinstance(function.value, ast.Name) else ""
-    return ""
+        call, function = statement.value, statement.value.func
+        if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+            in_front = function.attr == "insert" and ast.unparse(call.args[0]) == "0"
+            if function.attr == "append" or in_front:
+                return _Appended(function.value.id, in_front)
+    return None
 
 
 class _LoopBody(ast.NodeTransformer):
-    """Rewrites the body of a loop: a step is a tensor, and nothing is written in place."""
+    """Rewrites the body of a loop: a step is a tensor, and nothing is written in place.
 
-    def __init__(self, loop: _Loop) -> None:
-        self._loop = loop
+    Args:
+        step: the name of the step.
+        last: lists that the body appends to, and whose last element it reads.
+        known: the variables that are set before the body.
+    """
+
+    def __init__(self, step: str, last: Sequence[str] = (), known: Iterable[str] = ()) -> None:
+        self._step, self._last, self._known = step, last, set(known)
+        self._selections = 0
+
+    def _has_step(self, *nodes: ast.AST) -> bool:
+        return any(name.id == self._step for name in _names(ast.Load, *nodes))
 
     def visit_If(self, node: ast.If) -> Any:
-        if self._loop.has_step(node.test):
+        """Run both branches if the step decides, and select what they have set."""
+        if not self._has_step(node.test):
+            return self.generic_visit(node)
+        if any(map(_appended, _of_type(ast.stmt, *node.body, *node.orelse))):
             raise _Irregular
-        return self.generic_visit(node)
+        if any(map(_writes_in_place, _of_type(ast.Call, *node.body, *node.orelse))):
+            raise _Irregular
+        number, self._selections = self._selections, self._selections + 1
+        test, known = self._condition(node.test), set(self._known)
+        then, other = (
+            [part for each in branch for part in _listed(self.visit(each))]
+            for branch in (node.body, node.orelse)
+        )
+        stored = {type(part) for part in _of_type(ast.expr, *then, *other) if _is_stored(part)}
+        if stored - {ast.Name, ast.Tuple}:
+            raise _Irregular
+        names = sorted({name.id for name in _names(ast.Store, *then, *other)} - {self._step})
+        names = [name for name in names if not name.startswith(PREFIX)]
+        if not names:
+            raise _Irregular
+        in_then, in_other = ({name.id for name in _names(ast.Store, *x)} for x in (then, other))
+        saved = [name for name in names if name in known]
+        chosen = [name for name in names if name in saved or name in in_then & in_other]
+        before, first = (f"{PREFIX}{side}_{number}_" for side in ("before", "first"))
+        kept = [f"{before}{name} = {name}" for name in saved]
+        restored = [f"{first}{name} = {name}" for name in chosen]
+        restored += [f"{name} = {before}{name}" for name in saved]
+        selected = [
+            f"{name} = {PREFIX}select({PREFIX}test_{number}, {first}{name}, {name})"
+            for name in chosen
+        ]
+        self._known |= set(names)
+
+        def lines(texts: Sequence[str]) -> list[ast.stmt]:
+            return [_placed(each, node) for each in ast.parse("\n".join(texts)).body]
+
+        decided = ast.Assign([ast.Name(f"{PREFIX}test_{number}", ast.Store())], test)
+        return [
+            ast.copy_location(decided, node),
+            *lines(kept),
+            *then,
+            *lines(restored),
+            *other,
+            *lines(selected),
+        ]
+
+    def visit_IfExp(self, node: ast.IfExp) -> Any:
+        if not self._has_step(node.test):
+            return self.generic_visit(node)
+        sides = self.visit(node.body), self.visit(node.orelse)
+        return ast.copy_location(_call("select", self._condition(node.test), *sides), node)
+
+    def _condition(self, test: ast.expr) -> ast.expr:
+        if any(_of_type(ast.BoolOp, test)) or any(
+            len(c.ops) > 1 for c in _of_type(ast.Compare, test)
+        ):
+            raise _Irregular
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            return _call("select", self._condition(test.operand), *map(ast.Constant, (False, True)))
+        visited: ast.expr = self.visit(test)
+        return visited
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
-        for name in self._loop.last:
+        for name in self._last:
             if ast.unparse(node) == f"{name}[-1]":
                 return ast.Name(f"{PREFIX}last_{name}", ast.Load())
-        if not self._loop.has_step(node.slice):
+        if not self._has_step(node.slice):
             return self.generic_visit(node)
         return ast.copy_location(_call("at", self.visit(node.value), *self._parts(node)), node)
 
     def visit_Assign(self, node: ast.Assign) -> Any:
-        target = node.targets[0]
-        if not isinstance(target, ast.Subscript) or not self._loop.has_step(target.slice):
-            return self.generic_visit(node)
+        written: list[ast.stmt] = []
+        value = self.visit(node.value)
+        self._known |= {name.id for name in _names(ast.Store, *node.targets)}
+        targets = [self._target(target, written) for target in node.targets]
+        return [ast.copy_location(ast.Assign(targets, value), node), *written]
+
+    def _target(self, target: ast.expr, written: list[ast.stmt]) -> ast.expr:
+        """``target``, or a name in place of a part of a tensor that a statement then writes."""
+        if isinstance(target, ast.Tuple | ast.List):
+            return ast.Tuple([self._target(part, written) for part in target.elts], ast.Store())
+        if not isinstance(target, ast.Subscript) or not self._has_step(target.slice):
+            return target
         assert isinstance(target.value, ast.Name)
+        self._selections += 1
+        value = f"{PREFIX}value_{self._selections}"
         read, name = ast.Name(target.value.id, ast.Load()), ast.Name(target.value.id, ast.Store())
-        value = _call("put", read, self.visit(node.value), *self._parts(target))
-        return ast.copy_location(ast.Assign([name], value), node)
+        put = _call("put", read, ast.Name(value, ast.Load()), *self._parts(target))
+        written.append(ast.copy_location(ast.Assign([name], put), target))
+        return ast.Name(value, ast.Store())
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         read = copy.deepcopy(node.target)
@@ -374,7 +578,7 @@ class _LoopBody(ast.NodeTransformer):
             found: ast.expr = self.visit(part)
             return found
         ends = [end or ast.Constant(None) for end in (part.lower, part.upper, part.step)]
-        if not self._loop.has_step(*ends):
+        if not self._has_step(*ends):
             return ast.Call(ast.Name("slice", ast.Load()), ends, [])
         lower, upper = part.lower, part.upper
         if lower is None or not isinstance(upper, ast.BinOp) or part.step is not None:

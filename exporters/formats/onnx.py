@@ -51,6 +51,8 @@ _COMPLEX_IN_ONNX = (
     *(torch.ops.aten._fft_r2c.default, torch.ops.aten._fft_c2c.default),
     *(torch.ops.aten._fft_c2r.default, torch.ops.aten.view_as_complex.default),
 )
+#: Operators of convolution that torch turns into one, which has a decomposition for open groups.
+_CONVOLUTIONS = {getattr(torch.ops.aten, f"conv{axes}d").default for axes in (1, 2, 3)}
 
 #: Larger weights go to ``<file>.data`` beside the model, as a protobuf message ends at 2 GiB.
 EXTERNAL_DATA_BYTES = 1 << 30
@@ -231,7 +233,8 @@ def _decompositions() -> Iterator[None]:
     create = _decomp.create_onnx_friendly_decomposition_table
 
     def with_ours(translated: Any) -> dict[Any, Any]:
-        return with_parts({**create(translated), **DECOMPOSITIONS}, besides=_COMPLEX_IN_ONNX)
+        table = {**create(set(translated) - _CONVOLUTIONS), **DECOMPOSITIONS}
+        return with_parts(table, besides=_COMPLEX_IN_ONNX)
 
     _decomp.create_onnx_friendly_decomposition_table = with_ours  # type: ignore[assignment]
     try:

@@ -24,7 +24,10 @@ _HOLDS: Mapping[ir.DataType, tuple[ir.DataType, ...]] = {
     ir.DataType.INT16: (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT),
     ir.DataType.INT32: (ir.DataType.INT64, ir.DataType.DOUBLE),
     ir.DataType.INT64: (ir.DataType.DOUBLE,),  # up to 2**53
+    # ONNX Runtime casts nodes of float16 by itself.
+    ir.DataType.BFLOAT16: (ir.DataType.FLOAT,),
 }
+_HALVES = frozenset((ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
 
 
 #: Operators that leave integers as they are, though ONNX defines them of floats alone.
@@ -43,6 +46,8 @@ def cast_around_gaps(model: ir.Model) -> None:
 
 def _replacements(node: ir.Node, version: int) -> dict[str, ir.DataType]:
     """The datatypes that ``node`` should compute in, by the type variable of its schema."""
+    if mixed := _mixed(node, version):
+        return mixed
     kernels = _kernels(version).get(node.op_type, [])
     actual = {k: v.dtype for k, v in _formal(node, version) if v.dtype is not None}
     if not kernels or any(_fits(kernel, actual) for kernel in kernels):
@@ -57,6 +62,21 @@ def _replacements(node: ir.Node, version: int) -> dict[str, ir.DataType]:
                 if any(_fits(kernel, {**actual, **wanted}) for kernel in kernels):
                     return wanted
     return {}
+
+
+def _mixed(node: ir.Node, version: int) -> dict[str, ir.DataType]:
+    """The type variables of halves and floats beside each other, as PyTorch's normalisations of
+    half precision by weights in full precision have."""
+    given: dict[str, set[ir.DataType]] = defaultdict(set)
+    for kind, value in _formal(node, version):
+        if value.dtype is not None and kind.startswith("T"):
+            given[kind].add(value.dtype)
+    wide = ir.DataType.FLOAT
+    return {
+        kind: wide
+        for kind, several in given.items()
+        if len(several) > 1 and several - _HALVES == {wide}
+    }
 
 
 def _defined(node: ir.Node, version: int) -> bool:

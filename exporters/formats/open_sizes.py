@@ -7,10 +7,8 @@ operands, and pooling of one dimension, ``linspace`` and ``tensor`` take no open
 from __future__ import annotations
 
 import contextlib
-import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,11 +21,8 @@ from modelport.exporters.decompositions.composites import traceable_composites
 from modelport.exporters.formats import loop_rewriting, open_loops, packed_sequences
 from modelport.gateway.errors import Unsupported
 
+_ITERATE = Tensor.__iter__
 _MAX_POOL, _TENSOR, _LINSPACE = torch.max_pool1d, torch.tensor, torch.linspace
-
-
-class OpenLoop(BaseException):
-    """A loop ends at an open size; converters would answer another error by a slower attempt."""
 
 
 @contextlib.contextmanager
@@ -42,7 +37,7 @@ def kept_by(module: nn.Module) -> Iterator[None]:
         "range": _steps,
         **open_loops.NAMES,
         f"{loop_rewriting.PREFIX}run": _run,
-        f"{loop_rewriting.PREFIX}first": _first,
+        f"{loop_rewriting.PREFIX}listed": _listed,
     }
     names = {type(part).__module__ for part in module.modules()}
     places = [sys.modules[n] for n in names if n in sys.modules and not _is_torch(n)]
@@ -54,6 +49,7 @@ def kept_by(module: nn.Module) -> Iterator[None]:
         setattr(place, name, variant)
     for function in (_max_pool1d, _tensor, _linspace):
         setattr(torch, function.__name__[1:], function)
+    Tensor.__iter__ = _elements  # type: ignore[method-assign]
     validated = Distribution._validate_args
     Distribution.set_default_validate_args(False)  # it asks for values
     try:
@@ -63,7 +59,7 @@ def kept_by(module: nn.Module) -> Iterator[None]:
             packed_sequences.padded(places),
         ):
             yield
-    except OpenLoop as error:
+    except open_loops.OpenLoop as error:
         raise Unsupported(
             f"forward() loops along an axis of open length ({error}), which a graph can only repeat"
             " for one length; declare one length with --input, as x:FP32[16], or compute all steps "
@@ -71,6 +67,7 @@ def kept_by(module: nn.Module) -> Iterator[None]:
         ) from None
     finally:
         torch.max_pool1d, torch.tensor, torch.linspace = _MAX_POOL, _TENSOR, _LINSPACE
+        Tensor.__iter__ = _ITERATE  # type: ignore[method-assign]
         Distribution.set_default_validate_args(validated)
         for place, name, function, _ in functions:
             setattr(place, name, function)
@@ -94,9 +91,16 @@ def _run(*given: Any) -> Any:
     try:
         return open_loops.run(*given)
     except Exception as error:
-        frame = sys._getframe(1)
-        place = f"{Path(frame.f_code.co_filename).name} line {frame.f_lineno}"
-        raise OpenLoop(place) from error
+        depth = 2 if sys._getframe(1).f_code is _listed.__code__ else 1
+        raise open_loops.open_loop(depth) from error
+
+
+def _listed(whole: Callable[[], Any], step: Callable[[Any], Any], bounds: Any) -> Any:
+    """A list with an element for each step."""
+    if not open_loops.is_open(bounds):
+        return whole()
+    _, (rest,) = _run(lambda place: ([], [step(place)]), bounds, [], 0)
+    return open_loops.Steps((), rest)
 
 
 def _is_torch(name: str) -> bool:
@@ -143,7 +147,16 @@ def _linspace(start: Any, end: Any, steps: Any, **options: Any) -> Tensor:
     return near.where(is_near, end - step * (last - place))
 
 
+def _elements(x: Tensor) -> Any:
+    own = _is_torch(str(sys._getframe(1).f_globals.get("__name__")))  # it answers in its own way
+    if not own and x.dim() and isinstance(x.shape[0], torch.SymInt):
+        raise open_loops.open_loop()
+    return _ITERATE(x)  # type: ignore[no-untyped-call]
+
+
 def _length(x: Any) -> Any:
+    if isinstance(x, open_loops.Steps):
+        return x.length
     return x.shape[0] if isinstance(x, Tensor) and x.dim() else len(x)
 
 
@@ -154,11 +167,6 @@ def _steps(*bounds: Any) -> Iterable[Any]:
     return _counted(start, stop, step)
 
 
-def _first(count: int, bounds: Sequence[Any]) -> Iterable[Any]:
-    """The first steps of an open loop, which are the same for all sizes."""
-    return itertools.islice(_steps(*bounds), count)
-
-
 def _counted(number: Any, stop: Any, step: Any) -> Iterator[Any]:
     """Count as long as the bounds of the sizes decide if there is a next number."""
     while True:
@@ -166,7 +174,6 @@ def _counted(number: Any, stop: Any, step: Any) -> Iterator[Any]:
         if statically_known_true(left <= 0):
             return
         if not statically_known_true(left > 0):
-            frame = sys._getframe(1)
-            raise OpenLoop(f"{Path(frame.f_code.co_filename).name} line {frame.f_lineno}")
+            raise open_loops.open_loop()
         yield number
         number = number + step

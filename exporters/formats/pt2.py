@@ -18,7 +18,7 @@ from torch.export._patches import (
 )
 from torch.fx.experimental import _config as symbolic_sizes
 
-from modelport.exporters.formats import open_sizes, tracing
+from modelport.exporters.formats import open_loops, open_sizes, tracing
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.torch_archive import seal
 from modelport.exporters.formats.torch_binding import (
@@ -131,7 +131,7 @@ def _with_assertions(
                 strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
-    except (Exception, open_sizes.OpenLoop):
+    except (Exception, open_loops.OpenLoop):
         return None
     inputs = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
     kept = all(

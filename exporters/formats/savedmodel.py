@@ -94,6 +94,13 @@ def signature_function(model: Model, signature: ModelSignature) -> Any:
                 f"TensorFlow does not accept the input name '{spec.name}'; use letters, digits and "
                 "underscores, a letter first, and no keyword of Python"
             )
+    small: dict[str, str] = {}
+    for spec in signature.inputs:
+        if (other := small.setdefault(spec.name.lower(), spec.name)) != spec.name:
+            raise Unsupported(
+                f"TensorFlow does not tell the input names '{other}' and '{spec.name}' apart; "
+                "rename one of them"
+            )
     outputs = [spec.name for spec in signature.outputs]
 
     # AutoGraph would wrap the errors of a lowering, and Keras converts its layers itself.

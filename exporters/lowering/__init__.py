@@ -14,7 +14,6 @@ from torch.export import ExportedProgram
 
 from modelport.exporters.lowering.interpreter import Interpreter
 from modelport.exporters.lowering.program import check_operators
-from modelport.gateway.repository.artifact_checks.torch_archive import arguments
 from modelport.gateway.types import ModelSignature
 
 
@@ -28,11 +27,12 @@ def lower(
     """
     check_operators(program)
     interpreter = Interpreter(program)
-    names = dict(zip(arguments(signature), (spec.name for spec in signature.inputs), strict=True))
+    # A graph has its arguments' names in small letters, but in their order.
+    names = [spec.name for spec in signature.inputs]
     outputs = [spec.name for spec in signature.outputs]
 
     def run(inputs: Mapping[str, Any]) -> dict[str, Any]:
-        given = [inputs[names[argument]] for argument in interpreter.inputs]
+        given = [inputs[name] for name in names]
         return dict(zip(outputs, interpreter(*given), strict=True))
 
     return run

@@ -40,12 +40,6 @@ class Interpreter:
         self.program = program
         self._constants = dict(_constants(program))
 
-    @property
-    def inputs(self) -> list[str]:
-        """Names of the program's inputs, in order."""
-        specs = self.program.graph_signature.input_specs
-        return [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
-
     def __call__(self, *inputs: Any) -> list[Any]:
         """The program's results, in order."""
         given = iter(inputs)

@@ -36,6 +36,8 @@ ASSERTIONS = frozenset(
 
 #: Operators that TFLite has no kernel for; TensorFlow has.
 NOT_BUILT_IN = frozenset(("erfinv", "lgamma", "stft"))
+#: Operators of the table that are decomposed where a number, such as that of groups, is open.
+OF_KNOWN_NUMBERS = frozenset(("convolution",))
 
 
 def prepared(traced: ExportedProgram) -> ExportedProgram:
@@ -63,7 +65,8 @@ def decompositions() -> Any:
     table.update(DECOMPOSITIONS)
     for operator in list(table):
         name = name_of(operator)
-        if name in OPERATORS and not (only_built_in() and name in NOT_BUILT_IN):
+        kept = name in OF_KNOWN_NUMBERS or (only_built_in() and name in NOT_BUILT_IN)
+        if name in OPERATORS and not kept:
             del table[operator]
     if only_built_in():
         table = with_parts({**table, **BUILT_IN})

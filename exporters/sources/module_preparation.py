@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -29,6 +29,18 @@ HOOKS: Mapping[str, Callable[[nn.Module, str], nn.Module]] = {
     "torch.nn.utils.weight_norm": nn.utils.remove_weight_norm,
     "torch.nn.utils.spectral_norm": nn.utils.remove_spectral_norm,
 }
+
+
+@contextlib.contextmanager
+def unscripted() -> Iterator[None]:
+    """Leave modules and functions as they are where code calls ``torch.jit.script`` or
+    ``torch.jit.trace``, as ``PYTORCH_JIT=0`` does: what they return cannot be traced."""
+    enabled = torch.jit._state._enabled
+    before, enabled.enabled = enabled.enabled, False
+    try:
+        yield
+    finally:
+        enabled.enabled = before
 
 
 def uncompiled(module: nn.Module) -> nn.Module:

@@ -61,7 +61,7 @@ def load(request: SourceRequest) -> Source:
             f"checkpoint '{request.checkpoint}' holds only weights; add --model "
             "(a registered name or package.module:factory)"
         )
-    with quiet():
+    with quiet(), module_preparation.unscripted():
         spec.find_factory(request.model)  # an unknown name costs no reading of weights
     read = checkpoint.read(request.checkpoint)
     known = {**read.model_kwargs, **request.model_kwargs}
@@ -100,7 +100,8 @@ def _built(
     model: str, read: checkpoint.Checkpoint, known: Mapping[str, Any]
 ) -> tuple[nn.Module, ModelSpec | None, dict[str, Any]]:
     """The module with its weights, its declared spec, and its hyper-parameters."""
-    module, declared, kwargs = spec.build(model, read.shapes, known)
+    with module_preparation.unscripted():
+        module, declared, kwargs = spec.build(model, read.shapes, known)
     module = module_preparation.uncompiled(module)
     module_preparation.check_not_quantised(module)
     checkpoint.load_into(module, read)

@@ -40,6 +40,14 @@ THRESHOLDS = frozenset(
     }.items()
     for overload in overloads
 )
+#: Operators that add up products.
+PRODUCTS = frozenset(
+    (
+        *("mm", "bmm", "mv", "addmm", "baddbmm", "addmv", "matmul", "linear", "einsum"),
+        "convolution",
+        *(f"conv{'_transpose' * reverse}{axes}d" for axes in (1, 2, 3) for reverse in (0, 1)),
+    )
+)
 RANDOM_SHIFTS = 6
 ULP_VARIANTS = 4
 
@@ -69,10 +77,17 @@ class TorchDiagnostics:
         return list(recorder.found)
 
     def rounded_otherwise(self) -> Iterator[tuple[str, Callable[[], Reference]]]:
-        """The module in float64, and with every weight moved by one unit in the last place."""
+        """The module in float64, with every weight moved by one unit in the last place, and with
+        every result of a product moved so.
+
+        Weights do not tell how a normalisation widens the rounding of equal values: a convolution
+        of a constant image gives them, however its weights are moved.
+        """
         yield "float64", lambda: TorchEager(_InFloat64(self._module), self._signature)
         for seed in range(ULP_VARIANTS):
             yield "weights moved by one ulp", functools.partial(self._with_moved_weights, seed)
+        for seed in range(ULP_VARIANTS):
+            yield "products moved by one ulp", functools.partial(self._with_moved_products, seed)
 
     def first_mixing(
         self, inputs: Mapping[str, Array], others: Mapping[str, Array], kept: Array
@@ -99,6 +114,15 @@ class TorchDiagnostics:
                     tensor.copy_(_moved(tensor, generator))
         return TorchEager(moved, self._signature)
 
+    def _with_moved_products(self, seed: int) -> Reference:
+        run = TorchEager(self._module, self._signature)
+
+        def moved(inputs: Mapping[str, Array]) -> dict[str, Array]:
+            with MovedProducts(seed):
+                return run(inputs)
+
+        return moved
+
 
 class _InFloat64(nn.Module):
     """A copy of a module that takes and computes float64 in place of all other floats."""
@@ -119,6 +143,26 @@ def _moved(tensor: Tensor, generator: torch.Generator) -> Tensor:
     _, exponents = torch.frexp(wide)
     moved = wide + signs * torch.ldexp(torch.full_like(wide, 2 * step), exponents - 1)
     return torch.where(tensor == 0, tensor, moved.to(tensor.dtype))
+
+
+class MovedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Moves the results of operators that add up products, in an order that kernels choose."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if str(func.overloadpacket).removeprefix("aten.") not in PRODUCTS:
+            return result
+        return _moved(result, self._generator) if result.is_floating_point() else result
 
 
 #: Shifts of values by their tolerance, -1 to 1, along the dimension that an operator selects in;

@@ -187,6 +187,23 @@ def test_a_sensitive_model_is_held_to_its_own_rounding_and_the_report_says_so() 
     assert "float64" in found.measured
 
 
+def flat(x: Tensor, weight: Tensor, rounding: float = 0.0) -> Tensor:
+    """A normalised convolution of equal values, which nothing but rounding tells apart."""
+    image = torch.full_like(x, 0.7)[:, None]
+    found = nn.functional.conv1d(image, weight.reshape(1, 1, 1))[:, 0]
+    found = found * (1 + rounding * torch.tensor([1.0, -1, 1, -1, 1, -1]))
+    return nn.functional.layer_norm(found, (6,), eps=1e-6) + x
+
+
+def test_a_normalisation_of_equal_values_widens_their_rounding() -> None:
+    module = Computes(flat, 1.1)
+    report = prove(module, lambda x: flat(x, module.weights[0], 1e-7), FLOATS)
+    assert report.outputs["y0"].worst_ratio > 1
+    assert "products moved" in report.conditioning["y0"].measured
+    with pytest.raises(ParityError, match="output 'y0' differs"):
+        prove(module, lambda x: flat(x, module.weights[0], 1e-5), FLOATS)
+
+
 @pytest.mark.parametrize("relative", [1e-5, 1e-3])
 def test_a_wrong_weight_of_a_sensitive_model_is_refused(relative: float) -> None:
     module = Computes(chaotic, 3.99)

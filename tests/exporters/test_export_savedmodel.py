@@ -30,6 +30,7 @@ from modelport.exporters.sources.pytorch import source
 from modelport.gateway.cli.errors import exit_code
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
+from tests.torch_subjects import fp32, subject, worst
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -272,6 +273,22 @@ def test_a_tensorflow_model_keeps_the_names_of_its_signature(tmp_path: Path) -> 
     for batch, width in ((1, 1), (2, 5)):
         ones = np.ones((batch, 3, width), np.float32)
         np.testing.assert_array_equal(session({"x": ones, "inputs": 2 * ones})["doubled"], 6 * ones)
+
+
+class Apart(nn.Module):
+    """The difference of two inputs, whose names have capital letters."""
+
+    def forward(self, X: torch.Tensor, idsB: torch.Tensor) -> torch.Tensor:  # noqa: N803
+        return X - 2 * idsB
+
+
+def test_capital_letters_in_names_are_kept(tmp_path: Path) -> None:
+    signature = ModelSignature((fp32("X", 3), fp32("idsB", 3)), (fp32("y", 3),), 4)
+    model = subject(Apart().eval(), signature)
+    savedmodel.export(model, tmp_path / "apart", ExportTarget())
+    assert worst(model, savedmodel.open_session(tmp_path / "apart")) < 1e-6
+    with pytest.raises(Unsupported, match="input names 'X' and 'x'"):
+        savedmodel.export(tensorflow_source(Doubling(), "X", "x"), tmp_path, ExportTarget())
 
 
 @pytest.mark.parametrize("name", ["my-input", "input:0", "_x", "1st", "class", "self", "größe"])
