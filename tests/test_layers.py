@@ -78,6 +78,7 @@ EXPORTERS_MAY_IMPORT = (
     "modelport.gateway.repository",
     "modelport.gateway.runtime.checked_json",
     "modelport.gateway.runtime.child_process",
+    "modelport.gateway.runtime.litert_outputs",
     "modelport.gateway.runtime.openvino_import",
     "modelport.gateway.runtime.progress",
     "modelport.gateway.server.trial_request",

@@ -122,8 +122,9 @@ def _convert(source: Source, module: nn.Module, target: ExportTarget) -> ONNXPro
 
 def _translations() -> dict[Any, Any]:
     """Operators whose exponentials overflow in onnxscript 0.7 from 89 on, a selection whose size
-    depends on values, batch normalisation, whose statistics PyTorch leaves out, and products with
-    a vector, which ONNX Runtime 1.31 takes with the matrix untransposed where it fuses the two."""
+    depends on values, the place of a scalar, batch normalisation, whose statistics PyTorch leaves
+    out, and products with a vector, which ONNX Runtime 1.31 takes with the matrix untransposed
+    where it fuses the two."""
     op: Any = opset18  # its types allow no number in CastLike
 
     def logaddexp(self: Any, other: Any) -> Any:
@@ -146,6 +147,13 @@ def _translations() -> dict[Any, Any]:
         elements = op.Reshape(op.Expand(self, op.Shape(mask)), op.Constant(value_ints=[-1]))
         return op.Compress(elements, chosen, axis=0)
 
+    def nonzero(self: Any) -> Any:
+        if self.shape is None or len(self.shape):
+            return op.Transpose(op.NonZero(self), perm=[1, 0])
+        none = op.Constant(value_ints=[0])  # ONNX gives a scalar's place one coordinate
+        places = op.NonZero(op.Reshape(self, op.Constant(value_ints=[1])))
+        return op.Transpose(op.Slice(places, none, none, none), perm=[1, 0])
+
     def matmul(self: Any, other: Any) -> Any:
         if len(other.shape) > 1:
             return op.MatMul(self, other)
@@ -164,6 +172,7 @@ def _translations() -> dict[Any, Any]:
     return {
         operators._native_batch_norm_legit_no_training.default: batch_norm,
         operators.masked_select.default: masked_select,
+        operators.nonzero.default: nonzero,
         operators.matmul.default: matmul,
         operators.mv.default: matmul,
         operators.logaddexp.default: logaddexp,

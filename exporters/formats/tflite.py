@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ai_edge_litert.interpreter import Interpreter
 
@@ -19,6 +18,7 @@ from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.runtime.output_capture import muted
 from modelport.gateway.errors import IntegrityError, Unsupported, first_line
 from modelport.gateway.repository.artifact_checks import tflite_guard
+from modelport.gateway.runtime import litert_outputs
 from modelport.gateway.types import Array
 
 SIGNATURE = "serving_default"
@@ -106,6 +106,7 @@ class TfliteParitySession:
                 details = interpreter.get_input_details()
                 if all(-1 not in each["shape_signature"] for each in details):
                     interpreter.allocate_tensors()  # an open size is 1 before a run sets it
+                self._interpreter = interpreter
                 self._runner = interpreter.get_signature_runner(SIGNATURE)
         except (RuntimeError, ValueError) as error:
             reason = first_line(error)
@@ -118,7 +119,7 @@ class TfliteParitySession:
     def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         # The delegate reports itself when a run first allocates tensors.
         with contextlib.nullcontext() if self._has_run else muted():
-            results: dict[str, Any] = self._runner(**inputs)
+            results = litert_outputs.run(self._interpreter, self._runner, inputs)
         self._has_run = True
         return results
 

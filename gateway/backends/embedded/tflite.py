@@ -27,6 +27,7 @@ from modelport.gateway.errors import InvalidArgument, Unsupported
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.artifact_checks import tflite_guard
 from modelport.gateway.repository.autocomplete import ArtifactTensor
+from modelport.gateway.runtime import litert_outputs
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature, TensorSpec
 
 try:
@@ -139,7 +140,7 @@ class InterpreterSession:
             self._interpreter, self._runner = self._make()
         elif self._state.tensors:
             self._interpreter.reset_all_variables()
-        results = self._runner(**inputs)
+        results = litert_outputs.run(self._interpreter, self._runner, inputs)
         return [results[name] for name in names]
 
     def close(self) -> None:

@@ -26,6 +26,10 @@ class TfliteModule(tf.Module):  # type: ignore[misc]
     def double(self, x: Any) -> Any:
         return {"y": x * 2, "z": x + 1}
 
+    @tf.function(input_signature=[tf.TensorSpec([None, 4], tf.float32, "x")])  # type: ignore[untyped-decorator]
+    def positive(self, x: Any) -> Any:
+        return {"y": x[:, : tf.reduce_sum(tf.cast(x[0] > 0, tf.int32))], "z": x + 1}
+
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "x")])  # type: ignore[untyped-decorator]
     def text(self, x: Any) -> Any:
         return {"y": tf.identity(x)}
@@ -34,7 +38,7 @@ class TfliteModule(tf.Module):  # type: ignore[misc]
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder, module = tmp_path_factory.mktemp("saved"), TfliteModule()
-    functions = {"one": module.double, "text": module.text}
+    functions = {"one": module.double, "positive": module.positive, "text": module.text}
     contents = {}
     for name, function in functions.items():
         signatures = {"serving_default": function}
@@ -73,6 +77,15 @@ def test_any_batch_may_follow_any_other(version: Path) -> None:
     for batch in (1, 64, 3, 64, 1):
         (y, _) = run(backend, fp32(np.full((batch, 4), batch))).outputs
         assert y.data.tolist() == [[2.0 * batch] * 4] * batch
+
+
+def test_an_output_without_elements_is_an_answer(version: Path, files: dict[str, bytes]) -> None:
+    (version / "model.tflite").write_bytes(files["positive"])
+    backend = load(version, TEXT)
+    for sign in (1, -1, 1):
+        y, z = run(backend, fp32(np.full((2, 4), sign)), outputs=("y", "z")).outputs
+        assert (y.data.shape, y.data.dtype) == ((2, 4 if sign > 0 else 0), np.float32)
+        assert z.data.tolist() == [[1.0 + sign] * 4] * 2
 
 
 def test_an_answer_is_not_written_over_by_the_next_run(version: Path) -> None:

@@ -1,0 +1,31 @@
+"""Outputs of a run of LiteRT, also those without elements, which it does not copy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from modelport.gateway.types import Array
+
+
+def run(interpreter: Any, runner: Any, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Call ``runner``, which is one of ``interpreter``'s signatures; outputs by name.
+
+    Raises:
+        ValueError: an input does not fit, or an output cannot be copied for another reason.
+    """
+    try:
+        results: dict[str, Array] = runner(**inputs)
+    except ValueError:
+        details: Mapping[str, Mapping[str, Any]] = runner.get_output_details()
+        if all(each["shape"].all() for each in details.values()):
+            raise
+        return {
+            name: interpreter.get_tensor(each["index"])
+            if each["shape"].all()
+            else np.zeros(each["shape"], each["dtype"])
+            for name, each in details.items()
+        }
+    return results
