@@ -23,6 +23,7 @@ from modelport.exporters.sources.pytorch import source
 from modelport.gateway.cli.errors import exit_code
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+from tests.sweep import operators, opinfo
 
 
 def convert(
@@ -137,6 +138,13 @@ def test_unusual_signatures_are_exported_and_hold(tmp_path: Path, declared: Mode
     module = UserModel(lambda x: x.cumsum(-1))
     session = convert(module, tmp_path / "m.onnx", signature=declared)
     prove(module, session, declared)
+
+
+@pytest.mark.thorough
+def test_a_scalar_is_at_a_place_without_coordinates() -> None:
+    scalars = [x for x in opinfo.samples("argwhere", torch.float32) if not x.tensors[0].dim()]
+    assert scalars
+    assert operators.tried("argwhere", scalars, "onnx") == ("right", "")
 
 
 @pytest.mark.parametrize("opset", [5, 17, 99])
