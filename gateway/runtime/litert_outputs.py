@@ -9,19 +9,22 @@ import numpy as np
 
 from modelport.gateway.types import Array
 
+#: LiteRT's words for a tensor without elements, once it has run.
+_EMPTY = "Tensor data is null"
+
 
 def run(interpreter: Any, runner: Any, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Call ``runner``, which is one of ``interpreter``'s signatures; outputs by name.
 
     Raises:
-        ValueError: an input does not fit, or an output cannot be copied for another reason.
+        ValueError: an input does not fit.
     """
     try:
         results: dict[str, Array] = runner(**inputs)
-    except ValueError:
-        details: Mapping[str, Mapping[str, Any]] = runner.get_output_details()
-        if all(each["shape"].all() for each in details.values()):
+    except ValueError as error:
+        if _EMPTY not in str(error):  # nothing has run, and the tensors are those of another call
             raise
+        details: Mapping[str, Mapping[str, Any]] = runner.get_output_details()
         return {
             name: interpreter.get_tensor(each["index"])
             if each["shape"].all()
