@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn import functional
@@ -22,6 +21,7 @@ from torch.nn import functional
 from modelport.exporters.demo_models import digits, transactions
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.vit import VisionTransformer
+from modelport.gateway.runtime.progress import progress_bar
 
 FRAUD_KWARGS: dict[str, Any] = {
     "vocab_size": transactions.VOCAB_SIZE,
@@ -196,26 +196,21 @@ def _fit(module: nn.Module, recipe: _Recipe, name: str, console: Console) -> Non
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, recipe.learning_rate, total_steps=recipe.epochs * steps
     )
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.4f}"),
-        TimeElapsedColumn(),
-    )
+    total, done, told = recipe.epochs * steps, 0, ""
     module.train()
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task(name, total=recipe.epochs * steps, loss=float("nan"))
+    with progress_bar(console.quiet) as show:
         for epoch in range(1, recipe.epochs + 1):
-            bar.update(task, description=f"{name} epoch {epoch}/{recipe.epochs}")
+            stage = f"{name} epoch {epoch}/{recipe.epochs}{told}"
             for chosen in _batches(recipe):
+                show(stage, done, total)
                 optimizer.zero_grad()
                 loss = recipe.loss(module, tuple(column[chosen] for column in recipe.columns))
                 loss.backward()  # type: ignore[no-untyped-call]
                 nn.utils.clip_grad_norm_(module.parameters(), 1.0)
                 optimizer.step()
                 schedule.step()
-                bar.update(task, advance=1, loss=loss.item())
+                done += 1
+            told = f", loss {loss.item():.4f}"
 
 
 def _batches(recipe: _Recipe) -> Tensor:
