@@ -149,7 +149,7 @@ class _Rewriter(ast.NodeTransformer):
 
 
 class _Iterated:
-    """What a loop goes through: numbers, or the elements of sequences.
+    """The numbers, or the elements of sequences, that a loop goes through.
 
     Attributes:
         step: the name of the number of a step.

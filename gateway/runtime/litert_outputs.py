@@ -9,8 +9,8 @@ import numpy as np
 
 from modelport.gateway.types import Array
 
-#: LiteRT's words for a tensor without elements, once it has run.
-_EMPTY = "Tensor data is null"
+#: LiteRT's words for an output without elements, which it copies once it has run.
+_EMPTY = ("Invalid tensor size", "Tensor data is null")
 
 
 def run(interpreter: Any, runner: Any, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -22,7 +22,7 @@ def run(interpreter: Any, runner: Any, inputs: Mapping[str, Array]) -> dict[str,
     try:
         results: dict[str, Array] = runner(**inputs)
     except ValueError as error:
-        if _EMPTY not in str(error):  # nothing has run, and the tensors are those of another call
+        if not str(error).startswith(_EMPTY):  # nothing has run, and the tensors are those of another call
             raise
         details: Mapping[str, Mapping[str, Any]] = runner.get_output_details()
         return {

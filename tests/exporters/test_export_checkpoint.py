@@ -281,7 +281,7 @@ def test_a_pickled_module_gives_its_weights_and_runs_nothing(
 
 
 class TrainingSettings:
-    """What a training script saves beside the weights; its class is not loaded again."""
+    """The settings that a training script saves beside the weights; the class is not loaded again."""
 
     def __init__(self) -> None:
         self.rate, self.folder, self.started = 0.1, Path("runs"), datetime.now(UTC)
@@ -292,7 +292,7 @@ class TrainingSettings:
 
 @pytest.mark.parametrize("suffix", [".ckpt", ".pth.tar"])
 def test_objects_beside_the_weights_are_not_loaded(tmp_path: Path, suffix: str) -> None:
-    """As in checkpoints of PyTorch Lightning."""
+    """Checkpoints of PyTorch Lightning have them."""
     score = {
         "hyper_parameters": TrainingSettings(),
         "best": np.float64(0.5),

@@ -75,12 +75,12 @@ def test_a_whole_model_in_hdf5_answers_as_the_model_that_was_saved(
 
 
 def test_a_class_that_a_model_in_hdf5_lacks_is_named_with_the_remedy(tmp_path: Path) -> None:
-    class Doubled(layers.Layer):  # type: ignore[name-defined,misc]
+    class TwiceInput(layers.Layer):  # type: ignore[name-defined,misc]
         def call(self, x: Any) -> Any:
             return 2 * x
 
-    build = functools.partial(keras.Sequential, [keras.Input((3,)), Doubled()])
-    with pytest.raises(Unsupported, match=r"class 'Doubled'.*--custom-objects MODULE"):
+    build = functools.partial(keras.Sequential, [keras.Input((3,)), TwiceInput()])
+    with pytest.raises(Unsupported, match=r"class 'TwiceInput'.*--custom-objects MODULE"):
         read(saved(build, tmp_path / "a.h5"))
 
 
