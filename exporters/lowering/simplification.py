@@ -83,7 +83,7 @@ def _view(node: fx.Node, views: dict[fx.Node, View]) -> View | None:
     elif name == "permute":
         dims = [dims[_axis(dim, rank)] for dim in _listed(args[1])]
     elif name in ("squeeze.dim", "squeeze.dims"):
-        removed = {_axis(dim, rank) for dim in _listed(args[1])}
+        removed = {_axis(dim, rank) for dim in _listed(args[1])} if rank else set()
         if any(dims[dim] is not None for dim in removed):
             return None
         dims = [each for i, each in enumerate(dims) if i not in removed]

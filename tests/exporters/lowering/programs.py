@@ -119,10 +119,10 @@ class Items(nn.Module):
 
 
 class Squeezed(nn.Module):
-    """An axis of one element between two of unknown sizes."""
+    """An axis of one element between two of unknown sizes, and the one that a scalar lacks."""
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        return (torch.squeeze(x.unsqueeze(2).sin(), 2),)
+        return torch.squeeze(x.unsqueeze(2).sin(), 2), x.sum().squeeze(0) * 2
 
 
 class Channels(nn.Module):
