@@ -281,7 +281,7 @@ def test_a_pickled_module_gives_its_weights_and_runs_nothing(
 
 
 class TrainingSettings:
-    """The settings that a training script saves beside the weights; the class is not loaded again."""
+    """Settings of a training script, saved beside the weights; the class is not loaded."""
 
     def __init__(self) -> None:
         self.rate, self.folder, self.started = 0.1, Path("runs"), datetime.now(UTC)
