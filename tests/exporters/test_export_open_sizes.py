@@ -108,6 +108,22 @@ class ModulatesWeights(nn.Module):
         return long.view(rows, 2, -1)[:, 1, ::2]
 
 
+class ConvolvesPadded(nn.Module):
+    """A convolution of what is padded to an open size, as in a U-Net."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolution = nn.Conv1d(3, 1, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = functional.avg_pool1d(x[:, None], 2).expand(-1, 3, -1)
+        gap = x.shape[1] - pooled.shape[2]
+        padded = functional.pad(pooled, [gap // 2, gap - gap // 2])
+        found: Tensor = self.convolution(padded)[:, 0]
+        return found
+
+
 class Recurs(nn.Module):
     """Regular loops: by number or element, forward or backward, over lists, sums and slots."""
 
@@ -275,7 +291,9 @@ def test_a_loop_whose_first_steps_differ_takes_every_number_of_steps(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("format_name", MORE)
-@pytest.mark.parametrize("module", [RecursAfterPooling(), Transforms(), ModulatesWeights()])
+@pytest.mark.parametrize(
+    "module", [RecursAfterPooling(), Transforms(), ModulatesWeights(), ConvolvesPadded()]
+)
 def test_steps_of_any_number_recur_and_are_transformed(
     tmp_path: Path, module: nn.Module, format_name: str
 ) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from modelport.exporters.lowering.datatypes import cast
+from modelport.exporters.lowering.operators.layout import reshape
 from modelport.exporters.lowering.registry import lowers
 from modelport.exporters.lowering.sizes import Size, is_static, rank, scalar, size
 from modelport.exporters.runtime.tensorflow_runtime import tf
@@ -22,7 +23,17 @@ def padded(x: Any, margins: Sequence[tuple[Size, Size]], value: Any = 0) -> Any:
     x, margins = _cropped(x, margins)
     if all(isinstance(m, int) and m == 0 for pair in margins for m in pair):
         return x
-    return tf.pad(x, _stacked(margins), constant_values=cast(value, x.dtype))
+    wide = tf.pad(x, _stacked(margins), constant_values=cast(value, x.dtype))
+    if all(is_static(pair) for pair in margins):
+        return wide
+    # TFLite's converter takes no size of this result for known, and convolves known channels alone.
+    known = [
+        x.shape[dim] + before + after
+        if is_static((before, after)) and x.shape[dim] is not None
+        else size(wide, dim)
+        for dim, (before, after) in enumerate(margins)
+    ]
+    return reshape(wide, known)
 
 
 def _cropped(x: Any, margins: Sequence[tuple[Size, Size]]) -> tuple[Any, Any]:
