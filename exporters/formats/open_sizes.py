@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 from modelport.exporters.decompositions.composites import traceable_composites
@@ -22,6 +23,7 @@ from modelport.exporters.formats import loop_rewriting, open_loops, packed_seque
 from modelport.gateway.errors import Unsupported
 
 _ITERATE = Tensor.__iter__
+_AVG_POOL = torch.avg_pool1d
 _MAX_POOL, _TENSOR, _LINSPACE = torch.max_pool1d, torch.tensor, torch.linspace
 
 
@@ -50,6 +52,7 @@ def kept_by(module: nn.Module) -> Iterator[None]:
     for function in (_max_pool1d, _tensor, _linspace):
         setattr(torch, function.__name__[1:], function)
     Tensor.__iter__ = _elements  # type: ignore[method-assign]
+    functional.avg_pool1d = torch.avg_pool1d = _avg_pool1d  # type: ignore[assignment]
     validated = Distribution._validate_args
     Distribution.set_default_validate_args(False)  # it asks for values
     try:
@@ -68,6 +71,7 @@ def kept_by(module: nn.Module) -> Iterator[None]:
     finally:
         torch.max_pool1d, torch.tensor, torch.linspace = _MAX_POOL, _TENSOR, _LINSPACE
         Tensor.__iter__ = _ITERATE  # type: ignore[method-assign]
+        functional.avg_pool1d = torch.avg_pool1d = _AVG_POOL
         Distribution.set_default_validate_args(validated)
         for place, name, function, _ in functions:
             setattr(place, name, function)
@@ -115,10 +119,25 @@ def _max_pool1d(
         n[0] if isinstance(n, tuple | list) else n
         for n in (kernel_size, stride or kernel_size, padding, dilation)
     )
+    if _is_whole(x, kernel) and not margin:
+        return x.amax(-1, keepdim=True)
     pooled: Tensor = torch.max_pool2d(
         x.unsqueeze(-2), [1, kernel], [1, step], [0, margin], [1, spread], *rest
     )
     return pooled.squeeze(-2)
+
+
+def _avg_pool1d(x: Tensor, kernel_size: Any, *given: Any, **options: Any) -> Tensor:
+    """The mean of images one pixel high; pooling over an open length takes the whole of it."""
+    kernel = kernel_size[0] if isinstance(kernel_size, tuple | list) else kernel_size
+    if _is_whole(x, kernel) and not given[1:] and not options.get("padding"):
+        return x.mean(-1, keepdim=True)
+    pooled: Tensor = _AVG_POOL(x, kernel_size, *given, **options)
+    return pooled
+
+
+def _is_whole(x: Tensor, kernel: Any) -> bool:
+    return isinstance(kernel, torch.SymInt) and statically_known_true(kernel == x.shape[-1])
 
 
 def _tensor(data: Any, **options: Any) -> Tensor:

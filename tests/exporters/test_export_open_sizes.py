@@ -40,7 +40,9 @@ class Windows(nn.Module):
 class PoolsSteps(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         pooled = functional.max_pool1d(x[:, None], 3, stride=1, padding=1)
-        return pooled[:, 0] + functional.adaptive_max_pool1d(x[:, None], 1)[:, 0]
+        whole = functional.max_pool1d(x[:, None], x.shape[1]) + x[:, None]
+        whole = whole * functional.avg_pool1d(x[:, None], x.size(1))
+        return pooled[:, 0] + whole[:, 0] + functional.adaptive_max_pool1d(x[:, None], 1)[:, 0]
 
 
 class Contracts(nn.Module):
