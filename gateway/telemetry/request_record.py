@@ -260,4 +260,5 @@ def _request_id(stated: bytes) -> str:
 
 def random_id() -> str:
     """Make an id of 32 hexadecimal digits."""
-    return f"{random.getrandbits(128):032x}"
+    # Formatting by ``032x`` takes three times as long.
+    return random.getrandbits(128).to_bytes(16, "big").hex()
