@@ -147,13 +147,12 @@ def test_bfloat16_weights_lose_nothing(tmp_path: Path) -> None:
     assert all(torch.equal(loaded[key], value.float()) for key, value in state.items())
 
 
-def test_a_graph_that_the_runtime_has_no_kernel_for_is_refused(
+def test_arithmetic_that_the_runtime_has_no_kernel_for_is_cast(
     invoke: Invoke, tmp_path: Path
 ) -> None:
-    said = refused(export(invoke, tmp_path, Inside))
-    assert "the runtime of onnx cannot run this model" in said
-    assert "use another --format or --dtype" in said
-    assert not (tmp_path / "repository" / "module").exists()
+    done = export(invoke, tmp_path, Inside)
+    assert done.exit_code == 0, done.stderr
+    assert (tmp_path / "repository" / "module").exists()
 
 
 @pytest.mark.parametrize("chosen", sampled(("onnx", "savedmodel", "tflite"), "savedmodel"))

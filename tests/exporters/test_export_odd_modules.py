@@ -70,7 +70,6 @@ REFUSED_BY = {
     ("input_name", "onnx"): (4, "output 'x' has the name of an input"),
     ("numpy_inside", "torchscript"): (3, "a dimension is baked in"),
     ("numpy_inside", "pt2"): (4, ".numpy() is not supported"),
-    ("bfloat16_strict", "onnx"): (4, "the runtime of onnx cannot run this model"),
 }
 #: Modules that every run takes through the slower formats, too.
 QUICK = ("cached", "keyword_only", "half_weights", "graph", "lstm", "compiled", "input_name")

@@ -46,7 +46,7 @@ class BranchOnLength(nn.Module):
 
 class FixedLength(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([x[:, step].cos() for step in range(x.shape[1])], 1)
+        return torch.stack([x[:, : step + 1].sum(1) for step in range(x.shape[1])], 1)
 
 
 def of(module: nn.Module) -> Source:
