@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from modelport.gateway.access import context as access
 from modelport.gateway.protocols.http_message import (
     Answer,
     Handler,
@@ -178,6 +179,9 @@ async def _observed(
     if record is None:
         return await finished(handler(request))
     CURRENT.set(record)
+    context = access.CURRENT.get()  # a listener may authenticate before
+    if context is not None:
+        record.caller = context.principal.name
     stated = request.fields.get(b"content-length", b"0")
     size = int(stated) if stated.isdigit() and len(stated) < 20 else 0
     try:
