@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import hypothesis
 import pytest
 
 from modelport.gateway.repository.artifact_checks import trial_load
@@ -39,6 +40,11 @@ httpx._transports.default.create_ssl_context = functools.cache(httpx.create_ssl_
 # Five seconds are too few for an answer while other tests keep the machine busy.
 _patience = httpx._config.DEFAULT_TIMEOUT_CONFIG
 _patience.connect = _patience.read = _patience.write = _patience.pool = 60.0
+# Hypothesis fails tests that are slow for the same reason, and draws the same cases on a CI system.
+hypothesis.settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("patient")
 
 #: Folders whose files share what takes long to make: one worker runs all of them.
 TOGETHER = ("tests/exporters/lowering",)

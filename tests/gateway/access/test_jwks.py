@@ -110,7 +110,7 @@ JSON_VALUES = st.recursive(
 
 
 @pytest.mark.thorough
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.sampled_from(["kty", "kid", "alg", "use", "key_ops", "crv", "n", "e", "x", "y", "d", "k"]),
     JSON_VALUES,

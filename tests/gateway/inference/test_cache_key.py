@@ -64,7 +64,7 @@ def check_keys(cached: CachedInfer, one: InferRequest, other: InferRequest) -> N
     assert (cached.key(one) == cached.key(other)) == (content(one) == content(other))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(requests, requests)
 def test_keys_are_equal_exactly_where_content_is(one: InferRequest, other: InferRequest) -> None:
     check_keys(keyed(), one, other)

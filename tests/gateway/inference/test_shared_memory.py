@@ -248,7 +248,7 @@ numbers = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(numbers, numbers, numbers, numbers)
 def test_no_numbers_reach_what_is_not_registered(
     offset: int, byte_size: int, within: int, length: int

@@ -24,7 +24,7 @@ def only(frames: Frames, body: bytes, limit: int) -> bytes:
     return content.plain(limit) if isinstance(content, Compressed) else bytes(content)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.binary(max_size=300)), st.lists(st.integers(1, 50), min_size=1))
 def test_messages_are_found_however_they_are_cut(messages: list[bytes], cuts: list[int]) -> None:
     wire_bytes = b"".join(framing.frame(message) for message in messages)

@@ -306,7 +306,7 @@ def test_the_check_sees_a_controller_that_counts_refused_retries_as_arrivals() -
     assert len(after_pulse(model, clients, 10.0, 6.0)) > 1000
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=10, derandomize=True)
 @given(
     run_seconds=st.sampled_from([0.002, 0.005, 0.02, 0.05]),
     instances=st.integers(1, 4),
