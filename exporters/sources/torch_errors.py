@@ -34,9 +34,7 @@ _AXES = re.compile(
     r"(?:Constraints violated|Specializations unexpectedly required) \(([^()]{0,1000})\)"
 )
 #: torch.export's message about a weight of a part that ``torch.jit.load`` has read.
-_ARCHIVED = re.compile(
-    r"State dict entry for parameter (?:module\.)?([\w.]+?)\.?\w+ is not an instance of torch"
-)
+_ARCHIVED = re.compile(r"State dict entry for parameter ([\w.]+) is not an instance of torch")
 _HIGHER_ORDER = re.compile(r"could not find kernel for HigherOrderOperator (\w+)")
 _OPERATOR = re.compile(r"op='([\w.]+)'|torch\.ops\.higher_order\.(\w+)")
 MOST_CHARACTERS, MOST_CODE = 200, 80
@@ -177,7 +175,8 @@ def _explained(errors: Sequence[BaseException]) -> tuple[str, str]:
                 "use --format onnx, pt2 or savedmodel",
             )
         if part := _ARCHIVED.search(str(error)):
-            return f"'{part[1]}' is TorchScript, and has no Python to trace", UNSCRIPT
+            owner = part[1].removeprefix("module.").rpartition(".")[0]
+            return f"'{owner or part[1]}' is TorchScript, and has no Python to trace", UNSCRIPT
         if axes := _AXES.search(str(error)):
             return (
                 f"it accepts only some of the sizes of {axes[1]}",

@@ -106,6 +106,7 @@ class Sizes(nn.Module):
             torch.arange(0.5, rows, 0.5),
             torch.full((2, 3), rows),
             torch.full((2, 3), rows * 0.5),
+            nn.functional.pad(x, (1, 2, rows, 0)),
         )
 
 
