@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
+from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_leaves
 
 from modelport.exporters.decompositions.composites import traceable_composites
@@ -49,6 +50,9 @@ def kept_by(module: nn.Module) -> Iterator[None]:
     functions = list(_with_variants(module, places))
     for place, name, _, variant in functions:
         setattr(place, name, variant)
+    # torch keeps the functions that ``torch.device`` steers as it first sees them. With one of ours
+    # transformers would take a model on the meta device for built, and leave values uninitialised.
+    _device_constructors()
     for function in (_max_pool1d, _tensor, _linspace):
         setattr(torch, function.__name__[1:], function)
     Tensor.__iter__ = _elements  # type: ignore[method-assign]

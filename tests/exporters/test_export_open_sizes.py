@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._device import _device_constructors
 
-from modelport.exporters.formats import loop_rewriting
+from modelport.exporters.formats import loop_rewriting, open_sizes
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.registry import find_format
 from modelport.exporters.sources.tensor_flags import parse_tensors
@@ -481,3 +482,12 @@ def test_rounding_is_measured_for_arguments_by_name_too() -> None:
         "weights moved by one ulp": "float32",
         "products moved by one ulp": "float32",
     }
+
+
+def test_torch_still_knows_its_own_functions_after_an_export() -> None:
+    _device_constructors.cache_clear()  # as in a process that has used no other device
+    with open_sizes.kept_by(CountsSteps()), torch.device("cpu"):
+        torch.zeros(1)
+    with torch.device("meta"):
+        made = torch.tensor([]), torch.linspace(0, 1, 2)
+    assert {each.device.type for each in made} == {"meta"}
