@@ -35,10 +35,6 @@ if TYPE_CHECKING:
     from modelport.gateway.server.grpc.service import Ending
 
 
-#: By the version of a request.
-_PROTOCOLS = {version: f"HTTP/{version}" for version in ("1.0", "1.1", "2")}
-
-
 def begin(observer: RequestObserver, request: HttpRequest) -> RequestRecord | None:
     """Make the record of an HTTP request whose handler is about to be called."""
     captured = None if observer.recorder is None else observer.recorder.capture()
@@ -50,7 +46,7 @@ def begin(observer: RequestObserver, request: HttpRequest) -> RequestRecord | No
         captured.target = request.raw_path + query
         captured.unread = request.body.whole
         request.body = _CapturedBody(request.body, captured)
-    client, protocol = request.peer.client, _PROTOCOLS[request.version]
+    client, protocol = request.peer.client, f"HTTP/{request.version}"
     address = "" if client is None else client[0]
     return observer.begin(
         protocol, request.method, request.raw_path, request.fields, address, captured
@@ -163,7 +159,7 @@ def observing(handler: Handler, observer: RequestObserver) -> Handler:
     """Give the observer the inference requests to ``handler``, whose listener has no observer."""
 
     def both(request: HttpRequest) -> Answer:
-        protocol = _PROTOCOLS[request.version]
+        protocol = f"HTTP/{request.version}"
         infers = (
             observer.active and observer.describe(protocol, request.method, request.raw_path).infers
         )
