@@ -28,6 +28,7 @@ from opentelemetry.trace import (
     Status,
     StatusCode,
     TraceFlags,
+    TraceState,
 )
 
 from modelport import __version__
@@ -106,7 +107,7 @@ class OpenTelemetry:
 
     def _inject(self, span: Span) -> Mapping[str, str]:
         carrier: dict[str, str] = {}
-        own = NonRecordingSpan(_context(span.trace, span.id))
+        own = NonRecordingSpan(_context(span.trace, span.id, _state(span.trace)))
         context = trace.set_span_in_context(own, span.trace.context)
         self._propagator.inject(carrier, context)
         return carrier
@@ -121,19 +122,21 @@ class OpenTelemetry:
         root.attributes |= _attributes(record, route)
         if root.trace.dropped:
             root.attributes["modelport.dropped_spans"] = root.trace.dropped
+        state = _state(root.trace)  # once, as it takes longer than a span's context
         for span in root.trace.spans:
             kind = SpanKind.CLIENT if span.client else SpanKind.INTERNAL
             parent_id, is_remote = span.parent_id or root.trace.parent_id, not span.parent_id
             self._processor.on_end(
                 ReadableSpan(
                     span.name,
-                    _context(root.trace, span.id),
-                    _context(root.trace, parent_id, is_remote) if parent_id else None,
+                    _context(root.trace, span.id, state),
+                    _context(root.trace, parent_id, state, is_remote) if parent_id else None,
                     self._resource,
                     span.attributes,
-                    links=[Link(_context(each.trace, each.id)) for each in span.links]
-                    if span.links
-                    else (),
+                    links=[
+                        Link(_context(each.trace, each.id, _state(each.trace)))
+                        for each in span.links
+                    ],
                     kind=SpanKind.SERVER if span is root else kind,
                     status=Status(StatusCode.ERROR, span.error) if span.error else _UNSET,
                     start_time=self._epoch_ns + span.started_ns,
@@ -234,8 +237,10 @@ def _attributes(record: RequestRecord, route: RouteNames) -> dict[str, Any]:
     return found
 
 
-def _context(of: Trace, id: int, is_remote: bool = False) -> SpanContext:
-    """The context of a span, with the ``tracestate`` of the client's."""
-    flags = _SAMPLED if of.sampled else _UNSAMPLED
-    state = trace.get_current_span(of.context).get_span_context().trace_state
-    return SpanContext(of.id, id, is_remote, flags, state)
+def _context(of: Trace, id: int, state: TraceState, is_remote: bool = False) -> SpanContext:
+    return SpanContext(of.id, id, is_remote, _SAMPLED if of.sampled else _UNSAMPLED, state)
+
+
+def _state(of: Trace) -> TraceState:
+    """The ``tracestate`` of the client's context."""
+    return trace.get_current_span(of.context).get_span_context().trace_state
