@@ -22,9 +22,8 @@ def run(interpreter: Any, runner: Any, inputs: Mapping[str, Array]) -> dict[str,
     try:
         results: dict[str, Array] = runner(**inputs)
     except ValueError as error:
-        if not str(error).startswith(
-            _EMPTY
-        ):  # nothing has run, and the tensors are those of another call
+        # Else nothing has run, and the tensors are those of another call.
+        if not str(error).startswith(_EMPTY):
             raise
         details: Mapping[str, Mapping[str, Any]] = runner.get_output_details()
         return {

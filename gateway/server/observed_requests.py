@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 def begin(observer: RequestObserver, request: HttpRequest) -> RequestRecord | None:
     """Make the record of an HTTP request whose handler is about to be called."""
-    captured = None if observer.recorder is None else observer.recorder.capture()
+    captured = observer.capture()
     if captured is None:
         if observer.only_samples:
             return None
@@ -46,10 +46,9 @@ def begin(observer: RequestObserver, request: HttpRequest) -> RequestRecord | No
         captured.target = request.raw_path + query
         captured.unread = request.body.whole
         request.body = _CapturedBody(request.body, captured)
-    client, protocol = request.peer.client, f"HTTP/{request.version}"
-    address = "" if client is None else client[0]
+    protocol, client = f"HTTP/{request.version}", _address(request.peer)
     return observer.begin(
-        protocol, request.method, request.raw_path, request.fields, address, captured
+        protocol, request.method, request.raw_path, request.fields, client, captured
     )
 
 
@@ -106,9 +105,7 @@ def refused(
 ) -> None:
     """Give the observer the record of a request that no handler sees."""
     path = path.partition(b"?")[0]
-    captured = None if observer.recorder is None else observer.recorder.capture()
-    address = "" if peer.client is None else peer.client[0]
-    record = observer.begin("HTTP", method, path, fields, address, captured)
+    record = observer.begin("HTTP", method, path, fields, _address(peer), observer.capture())
     status, message = error
     if record is not None:
         record.failed(message)
@@ -119,7 +116,7 @@ def begin_call(
     observer: RequestObserver, path: bytes, fields: Fields, peer: tuple[str, int] | None
 ) -> RequestRecord | None:
     """Make the record of a gRPC call, whose handler is to run in the record's context."""
-    captured = None if observer.recorder is None else observer.recorder.capture()
+    captured = observer.capture()
     if captured is None and observer.only_samples and path != MESSAGES:
         return None
     client = peer[0] if peer else ""
@@ -195,3 +192,7 @@ async def _observed(
     headers = answered(record, response.status, response.headers)
     sent(record, size, response.body, more=False)
     return HttpResponse(response.status, response.body, headers, response.parts)
+
+
+def _address(peer: Peer) -> str:
+    return peer.client[0] if peer.client is not None else ""

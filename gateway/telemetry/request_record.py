@@ -220,6 +220,10 @@ class RequestObserver:
         self.active = others or self.recorder is not None
         self.only_samples = self.active and not others
 
+    def capture(self) -> CapturedTraffic | None:
+        """Make the place for the content of a request, if it may be recorded."""
+        return None if self.recorder is None else self.recorder.capture()
+
     def begin(
         self,
         protocol: str,
